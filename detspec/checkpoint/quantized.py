@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from detspec.checkpoint.blocks import Block
+from detspec.checkpoint.blocks import Block, block_shape, whole_block
 from detspec.checkpoint.files import FILE_DTYPES, Header
 
 Tensors = dict[str, np.ndarray]
@@ -41,8 +41,8 @@ class StoredPart(NamedTuple):
 
     def stored_shape(self, shape: Shape) -> tuple[int, ...]:
         """The shape of the tensor for a matrix of this shape."""
-        outs, ins = (math.ceil(size / unit) for size, unit in zip(shape, self.units(shape), strict=True))
-        return (ins, outs) if self.turned else (outs, ins)
+        stored = block_shape(self.stored_block(shape, whole_block(shape)))
+        return stored[::-1] if self.turned else stored
 
     def stored_block(self, shape: Shape, block: Block) -> Block:
         """The part of the tensor for a block of whole words and groups, `[out, in]` whichever way it is stored."""
@@ -138,7 +138,9 @@ def gather_quantized(
     for name, shape in shapes.items():
         layer = name.removesuffix("weight")
         header = tensors.get(layer + main)
-        if layer == name or len(shape) != 2 or header is None or _is_plain(header, first):
+        if layer == name or len(shape) != 2 or header is None:
+            continue
+        if header.dtype in FILE_DTYPES and header.dtype not in first.dtypes:  # the format leaves this matrix out
             continue
         outs, ins = shape
         variant = _variant(format, layer, (outs, ins), tensors)
@@ -162,17 +164,11 @@ def gather_quantized(
 def _variant(format: Format, layer: str, shape: Shape, tensors: dict[str, Header]) -> Format:
     """The variant of `format` whose tensors the layer has, and best in shapes that fit; `format` if it has those of none."""
     there = [one for one in (format, *format.others) if all(layer + suffix in tensors for suffix in one.parts)]
-    fitting = [
-        one
-        for one in there
-        if not any(_misfit(tensors[layer + end], part.stored_shape(shape), part.dtypes) for end, part in one.parts.items())
-    ]
-    return next(iter([*fitting, *there, format]))
 
+    def fits(one: Format) -> bool:
+        return not any(_misfit(tensors[layer + end], part.stored_shape(shape), part.dtypes) for end, part in one.parts.items())
 
-def _is_plain(header: Header, part: StoredPart) -> bool:
-    """Whether a tensor that is called like the first part is a matrix that the format leaves out."""
-    return header.dtype in FILE_DTYPES and header.dtype not in part.dtypes
+    return max(there, key=fits, default=format)  # the first one that fits, else the first
 
 
 def _misfit(header: Header, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
