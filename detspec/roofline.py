@@ -53,7 +53,7 @@ class Work:
 
 
 class PassShape(NamedTuple):
-    """What decides the work of one pass of a model.
+    """The shape of a pass of a model, which decides its work.
 
     Attributes:
         schedule: the schedule of this pass: its rows, window, query tile, page and cache dtype count.

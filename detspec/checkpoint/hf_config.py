@@ -226,14 +226,14 @@ def family_of(cfg: ModelConfig) -> Family:
         raise InputError(
             f"no family of Hugging Face ({accepted}) has a thinker and a compressor, which this model has "
             "(ModelConfig.thinking): convert to our own folders, which keep the thinker and the compressor "
-            "(detspec convert --to native)"
+            "(detspec convert --to orbax)"
         )
     mixers = [kind.mixer for kind in cfg.kinds]
     if others := {getattr(mixer, "positions", "rope") for mixer in mixers} - {"rope"}:
         raise InputError(
             f"every family of Hugging Face ({accepted}) encodes positions by rotation and has no key for another way, got "
             f"Attention.positions {others.pop()!r}: convert to our own folders, which keep it "
-            "(detspec convert --to native)"
+            "(detspec convert --to orbax)"
         )
     flat = flat_fields(cfg)
     for family in FAMILIES if flat is not None else ():

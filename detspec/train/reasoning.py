@@ -37,7 +37,7 @@ class ReasoningConfig:
     """Settings of a run of a model that reasons."""
 
     # shape of a model trained from scratch, without thinking layers. `dtype` must be "float32" (master weights); `vocab_size`
-    # is raised to the task's words. Or a folder, Hugging Face or native: the run starts from its weights in float32, and the
+    # is raised to the task's words. Or a folder, of Hugging Face or ours: the run starts from its weights in float32, and the
     # task must use its tokenizer. A model that thinks must do so as `thinking` says; its thinker and compressor go on, too.
     backbone: ModelConfig | str
     thinking: ThinkingConfig  # settings of thinking in the arm "thinking"; the other arms train the backbone alone
@@ -199,7 +199,7 @@ class ReasoningConfig:
 
 
 def export(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:
-    """Writes the model with its tokenizer as the native folder `workdir/export`."""
+    """Writes the model with its tokenizer as the orbax folder `workdir/export`."""
     side_files = workdir / "tokenizer"
     side_files.mkdir(exist_ok=True)
     tokenizer.save(str(side_files / "tokenizer.json"), pretty=True)
