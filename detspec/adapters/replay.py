@@ -14,7 +14,7 @@ from lm_eval.utils import sanitize_list, simple_parse_args_string
 
 from detspec.adapters.lm_eval import DetspecLM
 from detspec.errors import InputError
-from detspec.read_json import parse_json, read_json_object
+from detspec.read_json import differing_entries, parse_json, read_json_object
 
 KINDS = {
     "multiple_choice": "loglikelihood",
@@ -71,12 +71,12 @@ class CheckReport:
     Attributes:
         num_samples: samples that were answered again.
         moved: all answers that moved, in the order of the files.
-        changed: what the fingerprints differ in: recorded and present value by name.
+        changed: name, recorded and present value of each entry in which the fingerprints differ.
     """
 
     num_samples: int
     moved: tuple[Moved, ...]
-    changed: Mapping[str, tuple[Any, Any]]
+    changed: tuple[tuple[str, Any, Any], ...]
 
     @property
     def reproduced(self) -> bool:
@@ -85,7 +85,7 @@ class CheckReport:
 
     def table(self) -> str:
         """Lines for people: differences of the fingerprints, and the first sample that moved."""
-        lines = [f"fingerprint: {name} was {old!r}, is {new!r}" for name, (old, new) in self.changed.items()]
+        lines = [f"fingerprint: {name} was {old!r}, is {new!r}" for name, old, new in self.changed]
         if not self.moved:
             return "\n".join([*lines, f"{self.num_samples} samples, all answers reproduce"])
         first = self.moved[0]
@@ -114,10 +114,7 @@ def check_results(results: Path, *, model_args: str = "", batch_size: str = "aut
     given = simple_parse_args_string(model_args)
     source = {name: named[name] for name in SOURCES if name in named and not given.keys() & set(SOURCES)}
     model = DetspecLM(**{"batch_size": batch_size, **source, **config.get("model_options", {}), **given})
-    now = model.engine.fingerprint()
-    names = sorted(now.keys() | config["fingerprint"].keys())
-    pairs = {name: (config["fingerprint"].get(name), as_json(now.get(name))) for name in names}
-    changed = {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+    changed = tuple(differing_entries(config["fingerprint"], as_json(model.engine.fingerprint())))
     return CheckReport(len(samples), tuple(moved_answers(model, samples)), changed)
 
 
