@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
 from detspec.jobs.chunk_folder import chunk_folder, host_of
 from detspec.jobs.chunks import ChunkedLines, load
@@ -20,7 +19,7 @@ from detspec.jobs.files import find_shards, journal_path, shard_path, sibling
 from detspec.jobs.journal import line_of, read_journal, sound_lines
 from detspec.jobs.lines import Output
 from detspec.jobs.manifest import differences, header_of, read_manifest
-from detspec.jobs.output import MOST_NAMED, check_free, counts_of, line_id, put_together
+from detspec.jobs.output import MOST_NAMED, add_starts, check_free, counts_of, line_id, put_together, sums
 from detspec.jobs.scan import hash_id, repeated_hashes
 from detspec.jobs.worker import JOB, REJECTS, read_job
 from detspec.read_json import parse_json, read_json_object
@@ -61,7 +60,7 @@ def _merge_shards(out: Path, paths: Sequence[Path], *, fresh: bool) -> dict[str,
     each = [read_json_object(sibling(path, "stats")) or {} for path in ordered]
     try:
         last_start = add_starts([stats["last_start"] for stats in each])
-        stats = {"num_shards": len(each), **_sums(each), "last_start": last_start}
+        stats = {"num_shards": len(each), **sums(each), "last_start": last_start}
         stats |= {"num_failed": sum(manifest["output"]["num_failed"] for manifest in manifests)}
         stats |= {"num_rejected": counts["num_rejected"]}
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
@@ -161,24 +160,6 @@ def _line_key(line: dict[str, Any]) -> list[Any] | None:
     if "custom_id" in line:
         return None if line["response"] is None else [line["custom_id"]]
     return [line["id"], line.get("index", 0)]
-
-
-def add_starts(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Statistics of several starts: counts and seconds are summed; speed and acceptance follow."""
-    last_start = _sums(each)
-    counters = Stats(**{key: last_start[key] for key in STATS_FIELDS})
-    speed = last_start["num_tokens"] / last_start["generate_s"] if last_start["generate_s"] else 0.0
-    return last_start | {
-        "tok_per_s": round(speed, 1),
-        "mean_acceptance_length": counters.mean_acceptance_length,
-        "draft_acceptance_rate": counters.draft_acceptance_rate,
-    }
-
-
-def _sums(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums over all statistics of the entries that are counts or seconds."""
-    counted = [key for key in each[0] if key.startswith("num_") or (key.endswith("_s") and key != "tok_per_s")]
-    return {key: sum(stats[key] for stats in each) for key in counted}
 
 
 # Workers --------------------------------------------------------------------------------------------------------------------

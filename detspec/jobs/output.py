@@ -4,10 +4,11 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
 from detspec.jobs.files import journal_path, new_files, pretty_json, sibling
 from detspec.jobs.journal import read_journal
@@ -91,6 +92,24 @@ def counts_of(found: Scan, *, num_tokens: int, num_failed: int) -> dict[str, int
         "num_tokens": num_tokens,
         "num_failed": num_failed,
     }
+
+
+def add_starts(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Statistics of several starts: counts and seconds are summed; speed and acceptance follow."""
+    last_start = sums(each)
+    counters = Stats(**{key: last_start[key] for key in STATS_FIELDS})
+    speed = last_start["num_tokens"] / last_start["generate_s"] if last_start["generate_s"] else 0.0
+    return last_start | {
+        "tok_per_s": round(speed, 1),
+        "mean_acceptance_length": counters.mean_acceptance_length,
+        "draft_acceptance_rate": counters.draft_acceptance_rate,
+    }
+
+
+def sums(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums over all statistics of the entries that are counts or seconds."""
+    counted = [key for key in each[0] if key.startswith("num_") or (key.endswith("_s") and key != "tok_per_s")]
+    return {key: sum(stats[key] for stats in each) for key in counted}
 
 
 def line_id(line: bytes) -> str:
