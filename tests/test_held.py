@@ -12,7 +12,7 @@ from detspec.compile_cache import CompileCache
 from detspec.doctor.doctor import DoctorReport
 from detspec.doctor.examination import Check, run_pass
 from detspec.draft.given import NONE
-from detspec.engine.compiled import Call, Programs
+from detspec.engine.compiled import ProgramCall, Programs
 from detspec.engine.programs import Decoding, read_sequences, run_segment
 from detspec.errors import InputError
 from detspec.generation.loop import generate_state
@@ -62,7 +62,7 @@ def as_gpu(monkeypatch):
     [
         lambda jitted: jitted(X, schedule=SCHEDULE),
         lambda jitted: jitted.lower(X, schedule=SCHEDULE).compile(),
-        lambda jitted: Programs().start(Call(jitted, None, (X,), {"schedule": SCHEDULE}), None).result(),
+        lambda jitted: Programs().start(ProgramCall(jitted, None, (X,), {"schedule": SCHEDULE}), None).result(),
     ],
     ids=["called", "compiled ahead of time", "started by an engine"],
 )
@@ -103,7 +103,7 @@ def test_program_with_options_is_another_file(monkeypatch, tmp_path: Path):
     for platform in ("cpu", "gpu", "gpu"):
         monkeypatch.setattr("detspec.held._platform_of", lambda args, platform=platform: platform)
         tmp_path.chmod(0o700)
-        Programs().start(Call(jitted, None, (X,), {"schedule": SCHEDULE}), CompileCache(tmp_path)).result()
+        Programs().start(ProgramCall(jitted, None, (X,), {"schedule": SCHEDULE}), CompileCache(tmp_path)).result()
         numbers.append(len(list(tmp_path.iterdir())))
     assert numbers == [1, 2, 2]
 

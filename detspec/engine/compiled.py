@@ -29,10 +29,10 @@ from detspec.state import GenState
 
 JAX_CACHE_HIT = "/jax/compilation_cache/cache_hits"  # jax's event, in the thread that compiles
 
-Executable = Callable[..., Any]  # takes the `args` of a `Call`
+Executable = Callable[..., Any]  # takes the `args` of a `ProgramCall`
 
 
-class Call(NamedTuple):
+class ProgramCall(NamedTuple):
     """A jitted function and its arguments: `fn(args[0], cfg, *args[1:], **static)`, or `fn(*args, **static)` without `cfg`."""
 
     fn: Any  # what `jax.jit` or `Jitted` made
@@ -51,11 +51,11 @@ class Programs:
         self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="compile-behind")  # the other cores are for what runs
 
-    def start(self, call: Call, cache: CompileCache | None) -> Future[Executable]:
+    def start(self, call: ProgramCall, cache: CompileCache | None) -> Future[Executable]:
         """Begins to load or to compile the program of `call`, unless that has begun before; `cache` has the files."""
         return self._start(_wanted(call), cache)
 
-    def start_behind(self, calls: Sequence[Call], cache: CompileCache | None) -> Future[None]:
+    def start_behind(self, calls: Sequence[ProgramCall], cache: CompileCache | None) -> Future[None]:
         """As `start` of one call after the other, but traces in another thread, too; done when all programs are there."""
         wanted = list(map(_wanted, calls))  # at once: when they are traced, their arrays may have been donated
 
@@ -116,12 +116,12 @@ class _Wanted(NamedTuple):
     """
 
     key: Hashable
-    call: Call
+    call: ProgramCall
     mesh: Mesh | None
     devices: list[jax.Device]
 
 
-def _wanted(call: Call) -> _Wanted:
+def _wanted(call: ProgramCall) -> _Wanted:
     leaves, structure = jax.tree.flatten(call.args)
     key = (call.fn, call.cfg, tuple(call.static.items()), structure, tuple(map(_shape_of, leaves)))
     mesh = mesh_of(call.args)
@@ -145,7 +145,7 @@ def _fulfil(begun: Future[Executable], make: Callable[[], Executable]) -> None:
         begun.set_exception(error)
 
 
-def _lower(call: Call, mesh: Mesh | None) -> Any:
+def _lower(call: ProgramCall, mesh: Mesh | None) -> Any:
     """Traces the function, on a mesh as the body of one `jax.shard_map`; donated there are the arguments that are states."""
     cfg = () if call.cfg is None else (call.cfg,)
     if mesh is None:
@@ -162,7 +162,7 @@ def _lower(call: Call, mesh: Mesh | None) -> Any:
     return jitted.lower(*call.args)
 
 
-def _options(call: Call) -> dict[str, Any]:
+def _options(call: ProgramCall) -> dict[str, Any]:
     """The options that the program is compiled with; its text does not have them."""
     return call.fn.options(call.args, call.static) if isinstance(call.fn, Jitted) else {}
 

@@ -22,12 +22,21 @@ from detspec.draft.ngram import acceptance_by_match_length
 from detspec.draft.source import Drafter, DraftParams
 from detspec.draft.table import drafters_of
 from detspec.engine.bits import differing_copies
-from detspec.engine.clock import Clock
-from detspec.engine.compiled import PROGRAMS, Call, Executable
+from detspec.engine.compiled import PROGRAMS, Executable, ProgramCall
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Plan
-from detspec.engine.programs import Decoding, Placement, Report, Texts, Weights, Work, copy_pages, read_sequences, run_segment
-from detspec.engine.room import Room
+from detspec.engine.policy import Plan, Room
+from detspec.engine.programs import (
+    Decoding,
+    Placement,
+    ReadWork,
+    Report,
+    Texts,
+    Weights,
+    copy_pages,
+    read_sequences,
+    run_segment,
+)
+from detspec.engine.step_times import BusyClock
 from detspec.environment import chosen_schedule
 from detspec.errors import DivergenceError, InputError
 from detspec.generation.init import idle_sampling, init_state
@@ -91,7 +100,7 @@ class Device:
             raise InputError(
                 f"num_pages ({self.num_pages}) must be at least max_requests ({config.max_requests}): a page for each of them"
             )
-        self.clock = Clock()
+        self.clock = BusyClock()
         self.place: Place = place_of(model.cfg, model.params)
         self.drafters = drafters_of(
             drafters or {}, prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max
@@ -169,7 +178,7 @@ class Device:
 
     def prefill(self, placement: Placement, passes: int, *, schedule: Schedule | None = None) -> None:
         """Starts at most `passes` canonical passes over what places in use lack; `schedule` is the device's own if None."""
-        work = Work(self._requests, placement.of_all, np.int32(passes), self._no_texts)
+        work = ReadWork(self._requests, placement.of_all, np.int32(passes), self._no_texts)
         self._take_out()
         _, self.state = self._run(self._read(work, schedule, None if self.prefills_apart else PLAIN))
         self.clock.work()
@@ -203,7 +212,7 @@ class Device:
             packed.start[place] = text.start if self.shares_pages else 0
             packed.wanted_from[place] = text.wanted_from
         requests = pack_requests(self.state, entries, self.model.eos_ids) if entries else self._no_requests
-        work = Work(requests, placement.of_all, np.int32(NEVER), packed)
+        work = ReadWork(requests, placement.of_all, np.int32(NEVER), packed)
         replayed, self.state = self._run(self._read(work, schedule, asked))
         self.clock.work()
         return replayed
@@ -227,7 +236,7 @@ class Device:
         each = [Asked.likeliest(processing, most, vocab_size) for processing in (True, False) for most in (1, MAX_LOGPROBS)]
         return PROGRAMS.start_behind([self._read(self._nothing(), None, asked) for asked in each], self.cache)
 
-    def calls(self, plans: Sequence[Plan], *, apart: bool = False) -> list[Call]:
+    def calls(self, plans: Sequence[Plan], *, apart: bool = False) -> list[ProgramCall]:
         """The programs that `plans` need, in the order in which they are needed; nothing without plans.
 
         Prefill's own is among them if it has one, or is to have one: `apart`.
@@ -244,11 +253,11 @@ class Device:
             reads.append(self._read(nothing, None, None if own else PLAIN))
         return [first, *reads, self._copy([]), *others]
 
-    def _nothing(self) -> Work:
-        """Work on no sequence, in the shapes of all work."""
+    def _nothing(self) -> ReadWork:
+        """ReadWork on no sequence, in the shapes of all work."""
         B = self.config.max_requests
         nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.zeros(0, np.int32))
-        return Work(self._no_requests, nowhere, np.int32(0), self._no_texts)
+        return ReadWork(self._no_requests, nowhere, np.int32(0), self._no_texts)
 
     def check_copies(self, report: Report) -> None:
         """Raises `DivergenceError` if this process's chips hold other bits of a report, of which each has a copy."""
@@ -274,11 +283,11 @@ class Device:
         """A copy of what the sequences think; None if the model does not."""
         return jax.tree.map(jnp.copy, self.state.reading)
 
-    def _read(self, work: Work, schedule: Schedule | None, asked: Asked | None) -> Call:
+    def _read(self, work: ReadWork, schedule: Schedule | None, asked: Asked | None) -> ProgramCall:
         static = {"schedule": schedule or self.schedule, "think": self.drafters[self.config.thoughts].source, "asked": asked}
-        return Call(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (COPIES, STATE))
+        return ProgramCall(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (COPIES, STATE))
 
-    def _step(self, plan: Plan, placement: Placement, limits: Limits, wide_cost: float | None = None) -> Call:
+    def _step(self, plan: Plan, placement: Placement, limits: Limits, wide_cost: float | None = None) -> ProgramCall:
         drafter = self.drafters[plan.draft]
         state = self.state
         schedule = self.schedule
@@ -289,7 +298,7 @@ class Device:
         weights = Weights(self.model.params, () if plan.ordinary else self._draft_params(plan.draft))
         decoding = Decoding(schedule, None if plan.ordinary else drafter.source, plan.num_drafts, plan.narrow, plan.processing)
         args = (weights, state, placement, Limits(*map(np.int32, limits)), np.float32(cost))
-        return Call(run_segment, self.model.cfg, args, {"decoding": decoding}, (STATE, COPIES))
+        return ProgramCall(run_segment, self.model.cfg, args, {"decoding": decoding}, (STATE, COPIES))
 
     def _draft_params(self, name: str) -> DraftParams:
         """The weights of the draft source called `name`; they are made when they are first needed."""
@@ -300,12 +309,13 @@ class Device:
             self._derived[name] = drafter.source.derive(self.model.params, self.model.cfg)
         return self._derived[name]
 
-    def _copy(self, pairs: Sequence[tuple[int, int]]) -> Call:
+    def _copy(self, pairs: Sequence[tuple[int, int]]) -> ProgramCall:
         nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
         source, target = np.asarray([*pairs, *nothing], np.int32).T
-        return Call(copy_pages, self.model.cfg, (self.state, source, target), {"numerics": self.schedule.numerics}, STATE)
+        static = {"numerics": self.schedule.numerics}
+        return ProgramCall(copy_pages, self.model.cfg, (self.state, source, target), static, STATE)
 
-    def _run(self, call: Call, batch: int = 0) -> Any:
+    def _run(self, call: ProgramCall, batch: int = 0) -> Any:
         """Runs the program of `call`. Of its shapes, only `batch` differs between calls with the same static arguments."""
         key = (call.fn, batch, *call.static.values())
         if key not in self._programs:

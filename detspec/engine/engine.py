@@ -1,14 +1,8 @@
 """The engine: many requests at once, one step at a time.
 
-The life of a request:
-
-1. `add` checks it and queues its samples; any thread may call it, also while others run.
-2. `step` collects the segment on the device: what has ended gives its place and pages back.
-3. Samples that wait get places and pages, shared ones where their tokens are known; the planner chooses a plan that the pages
-   last for, and the next segment starts.
-4. While it runs, `step` puts the updates of the one before together and returns them.
-
-What raises for one request, such as a tokenizer that cannot decode its tokens, ends that request alone, see `Completion.error`.
+`add` checks a request and queues its samples; any thread may call it, also while others run. `step` starts a segment, and
+returns the updates of the one before, see `detspec.engine.loop`. What raises for one request, such as a tokenizer that cannot
+decode its tokens, ends that request alone, see `Completion.error`.
 
 `generate`, `run` and `stream` drive `step`, see `detspec.engine.drive`; a server has a loop of its own.
 """
@@ -16,10 +10,8 @@ What raises for one request, such as a tokenizer that cannot decode its tokens, 
 import dataclasses
 import hashlib
 import json
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
@@ -28,13 +20,11 @@ from detspec.engine.agreement import Agreement, Alone, agreement_of
 from detspec.engine.certify import Certificate
 from detspec.engine.device import Device
 from detspec.engine.drive import drive
-from detspec.engine.ending import update_of
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.failure import NOT_OF_ONE
+from detspec.engine.loop import Loop
 from detspec.engine.policy import Needs, Plan
-from detspec.engine.replica import Replica, Traffic, drafters_at, moved
+from detspec.engine.replica import drafters_at, moved
 from detspec.engine.request import Completion, Replay, Request, Stats, Update, check_request, request_of, to_replay, to_score
-from detspec.engine.sequence import SequenceState
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.generation.checks import each_sampling, listed_prompts
@@ -60,7 +50,6 @@ class Engine:
         schedule: numerics and budget of the anchor, whose bits are committed.
         replicas: copies of the weights, each with a device, places, pages and plans of its own.
         agreement: what it asks before it uses what only its own process knows.
-        stats: what speculation did for all requests that have ended so far, aborted ones too.
     """
 
     def __init__(
@@ -108,24 +97,9 @@ class Engine:
         self.agreement = agreement
         self.config = device.config
         self.schedule = device.schedule
-        self.stats = Stats()
+        self._loop = Loop(devices, agreement)
+        self.replicas = self._loop.replicas
         self._weight_version: str | None = None
-        self._traffic = Traffic(device.room)
-        self._outbox: deque[Update] = deque()  # for requests that came by `add` without an outbox
-        self._is_stepping = False
-        self.replicas = tuple(Replica(each, agreement, self._traffic) for each in devices)
-        self._others = [[other for other in self.replicas if other is not each] for each in self.replicas]
-        for number, replica in enumerate(self.replicas):
-            if replica.differs:
-                warnings.warn(
-                    f"on these chips bits are not those of one chip, and results say so (mesh {replica.mesh!r}): "
-                    f"{replica.differs}",
-                    stacklevel=3,
-                )
-            if replica.mesh != self.replicas[0].mesh:
-                values = f"mesh {replica.mesh!r}, replica 0 has {self.replicas[0].mesh!r}"
-                raise InputError(f"replica {number} has {values}: their bits differ, so use one replica")
-        self._digest = ""
         self._name_weights()
 
     @property
@@ -146,8 +120,12 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do, or updates to return."""
-        traffic = self._traffic
-        return bool(traffic.inbox or traffic.queue or traffic.news or self._outbox or self.num_live)
+        return self._loop.has_work
+
+    @property
+    def stats(self) -> Stats:
+        """What speculation did for all requests that have ended so far, aborted ones too."""
+        return self._loop.stats
 
     @property
     def num_places(self) -> int:
@@ -162,7 +140,7 @@ class Engine:
     @property
     def num_live(self) -> int:
         """Samples that have a place on a device."""
-        return sum(len(replica.in_flight) for replica in self.replicas)
+        return self._loop.num_live
 
     @property
     def num_tokens(self) -> int:
@@ -222,13 +200,12 @@ class Engine:
             InputError: the request is unsound or does not fit this engine, see `request`.
         """
         samples = check_request(self.model, self.config, request).samples()
-        outbox = self._outbox if outbox is None else outbox
-        self._traffic.inbox.extend([SequenceState(sample, self.model.token_bytes, outbox, stream) for sample in samples])
+        self._loop.add(samples, stream=stream, outbox=outbox)
 
     def abort(self, id: str) -> None:
         """Ends all samples of a request at the next step; their last updates hold what was committed, reason "abort"."""
         if self.agreement.aborts(id):
-            self._traffic.inbox.append(id)
+            self._loop.end(id)
 
     def step(self, outbox: deque[Update] | None = None) -> list[Update]:
         """Starts a segment, and returns what the one before brought; an empty list if there is nothing to do.
@@ -238,8 +215,8 @@ class Engine:
         Raises `InputError` if a deterministic request is in flight and this device certifies no plan for it. Nothing is lost:
         abort such requests, and step on.
         """
-        outbox = self._outbox if outbox is None else outbox
-        self._advance()
+        outbox = self._loop.outbox if outbox is None else outbox
+        self._loop.step()
         updates = list(outbox)
         outbox.clear()
         return updates
@@ -314,7 +291,7 @@ class Engine:
 
     def prepare_replays(self) -> None:
         """Compiles what `replay` needs, and certifies large passes; `replay` does it by itself."""
-        self._on_each(lambda replica: replica.prepare_replays())
+        self._loop.on_each(lambda replica: replica.prepare_replays())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """Yields completions as they finish; keeps about twice `num_places` of `requests` queued or running.
@@ -354,7 +331,7 @@ class Engine:
         Raises `InputError` if thoughts of this model depend on places or drafts on this device.
         """
         share = None if num_requests is None else -(-num_requests // len(self.replicas))
-        self._on_each(lambda replica: replica.preparation.ahead(share, needs or Needs(), first_only=first_only))
+        self._loop.on_each(lambda replica: replica.preparation.ahead(share, needs or Needs(), first_only=first_only))
         return tuple(self.certificates.values())
 
     def prepare_behind(self, needs: Needs | None = None) -> None:
@@ -365,7 +342,7 @@ class Engine:
         """
         self.compile_behind()
         if self.compiles_behind:
-            self._on_each(lambda replica: replica.preparation.all_behind(needs or Needs()))
+            self._loop.on_each(lambda replica: replica.preparation.all_behind(needs or Needs()))
         else:
             self.prepare(needs=needs)
 
@@ -413,7 +390,7 @@ class Engine:
 
         Raises `InputError` if requests are in flight, or a weight has another shape or dtype than the model's.
         """
-        self._take_in()
+        self._loop.take_in()
         if self.has_work:
             raise InputError("requests are in flight: finish or abort them before the weights change")
         params = fitted(params, self.model.cfg)
@@ -426,15 +403,9 @@ class Engine:
 
     def stop(self) -> list[Update]:
         """Drops all requests; returns the updates that were due, of the segment on the device too."""
-        for replica in self.replicas:
-            replica.stop()
-        self._take_in()
-        self._hand_out()
-        for replica in self.replicas:
-            replica.drop(lambda sequence: True)
-            replica.rest()
-        updates = list(self._outbox)
-        self._outbox.clear()
+        self._loop.stop()
+        updates = list(self._loop.outbox)
+        self._loop.outbox.clear()
         return updates
 
     def _updates(self, requests: Iterable[Request | None], *, stream: bool) -> Iterator[Update]:
@@ -444,67 +415,11 @@ class Engine:
             for updates in drive(self, requests, stream=stream, outbox=outbox):
                 yield from updates
         finally:
-            self._traffic.inbox.append(outbox)
-            if not self._is_stepping:  # the garbage collector may close a driver at any moment
-                self._take_in()
-
-    def _advance(self) -> None:
-        """Collects a segment of each replica, starts its next, and makes updates while its device works."""
-        self._is_stepping = True
-        try:
-            for replica, others in zip(self.replicas, self._others, strict=True):
-                replica.collect()
-                self._take_in()
-                replica.go_on(others)
-                self._hand_out()
-        finally:
-            self._is_stepping = False
-
-    def _take_in(self) -> None:
-        """Queues what was added, and ends what was aborted or left by its driver, in the order of the calls."""
-        traffic = self._traffic
-        while traffic.inbox:
-            item = traffic.inbox.popleft()
-            if isinstance(item, SequenceState):
-                traffic.queue.append(item)
-                traffic.room = traffic.room.with_room_for(item.request.sampling, self.model.eos_ids)
-            elif isinstance(item, str):
-                for sequence in [*(each for replica in self.replicas for each in replica.in_flight), *traffic.queue]:
-                    if sequence.request.id == item:
-                        self._replica_of(sequence).abort(sequence)
-            else:
-                for replica in self.replicas:
-                    replica.drop(lambda sequence, outbox=item: sequence.outbox is outbox)  # type: ignore[misc]
-        for replica in self.replicas:
-            replica.rest()
-
-    def _hand_out(self) -> None:
-        """Puts the updates of all sequences that have news into their outboxes."""
-        for sequence in dict.fromkeys(self._traffic.news):  # one that is streamed may have news, and be aborted then
-            if sequence.finish_reason:
-                self.stats += sequence.stats
-            try:
-                sequence.outbox.append(update_of(sequence, self.model, self._digest))
-            except NOT_OF_ONE:
-                raise
-            except Exception as error:
-                self._replica_of(sequence).fail(sequence, error)
-        self._traffic.news.clear()
-
-    def _replica_of(self, sequence: SequenceState) -> Replica:
-        """The replica where `sequence` has a place; the first one if it waits."""
-        return next((replica for replica in self.replicas if sequence in replica.in_flight), self.replicas[0])
-
-    def _on_each(self, act: Callable[[Replica], None]) -> None:
-        """Calls `act` with each replica; several compile at the same time."""
-        if len(self.replicas) == 1:
-            act(self.replicas[0])
-            return
-        with ThreadPoolExecutor(len(self.replicas), thread_name_prefix="prepare") as threads:
-            list(threads.map(act, self.replicas))
+            self._loop.end(outbox)
+            if not self._loop.is_stepping:  # the garbage collector may close a driver at any moment
+                self._loop.take_in()
 
     def _name_weights(self) -> None:
-        """Digests of what the bits depend on: in hex for completions, as bytes for the contents of pages."""
+        """Digests what the bits depend on, for completions and for the contents of pages."""
         self._digest = hashlib.sha256(json.dumps(self.fingerprint(), sort_keys=True).encode()).hexdigest()
-        for replica in self.replicas:
-            replica.pool.clear(bytes.fromhex(self._digest))
+        self._loop.name_weights(self._digest)

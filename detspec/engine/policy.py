@@ -1,11 +1,11 @@
 """Plans: how the passes of a step spend their rows, and which plans an engine makes for what is asked of it."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from detspec.engine.engine_config import EngineConfig
-from detspec.sampling_params import SamplingParams
+from detspec.sampling_params import SamplingParams, all_stop_ids
 from detspec.schedule import Budget, Schedule
 
 NEVER = 2**30
@@ -176,3 +176,23 @@ def large_passes(schedule: Schedule, max_len: int) -> Schedule:
     if schedule.numerics.alignment == "free":
         window = max(window, schedule.numerics.query_tile)
     return schedule.with_budget(max(schedule.budget.rows, LARGE_ROWS, window), window) if window <= max_len else schedule
+
+
+class Room(NamedTuple):
+    """How many stop tokens and biased tokens one request may have.
+
+    Programs take them as arrays of a fixed length, so another room means other programs. It starts with the config's, and grows
+    by powers of two to what a request asks for. What is not used of it changes no bit.
+    """
+
+    stop_ids: int
+    logit_bias: int
+
+    def with_room_for(self, sampling: SamplingParams, eos_ids: Sequence[int]) -> "Room":
+        """This room, or one of more tokens if requests with `sampling` need it; `eos_ids` are the model's own stop tokens."""
+
+        def grown(room: int, number: int) -> int:
+            return room if number <= room else pow2_ceil(number)
+
+        stop_ids = len(all_stop_ids(sampling, eos_ids))
+        return Room(grown(self.stop_ids, stop_ids), grown(self.logit_bias, len(sampling.logit_bias)))

@@ -61,7 +61,7 @@ class Texts(NamedTuple):
     wanted_from: Array  # [B] int32, first position that is asked about
 
 
-class Work(NamedTuple):
+class ReadWork(NamedTuple):
     """What `read_sequences` is to do."""
 
     requests: Requests
@@ -80,7 +80,7 @@ class Decoding(NamedTuple):
     processing: bool  # False if no sequence asks for more than a temperature
 
 
-class Progress(NamedTuple):
+class SequenceProgress(NamedTuple):
     """How far sequences are, in numpy."""
 
     steps: np.ndarray  # [b] int32, steps of the segment
@@ -93,7 +93,7 @@ class Progress(NamedTuple):
 class Report(Struct):
     """What the host reads after a segment about the `b` sequences that it stepped; copies, so that the state can go on."""
 
-    packed: jax.Array  # [b, 13] int32, fields of Progress
+    packed: jax.Array  # [b, 13] int32, fields of SequenceProgress
     thoughts: jax.Array | None  # [b, X, M] int32, of models that think
     tokens: jax.Array  # [b, max_len] int32
     logprobs: jax.Array  # [b, max_len] float32
@@ -104,11 +104,11 @@ class Report(Struct):
         return bool(self.packed.is_ready())  # type: ignore[attr-defined]  # missing in jax's stub
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> SequenceProgress:
         """How far the sequences are; waits for the segment."""
         packed = np.asarray(self.packed)
         steps, committed, length, finish = packed[:, :4].T
-        return Progress(steps, committed, length, finish, packed[:, 4:])
+        return SequenceProgress(steps, committed, length, finish, packed[:, 4:])
 
 
 @partial(Jitted, static_argnames=("cfg", "schedule", "think", "asked"), donate_argnames=("state",))
@@ -116,7 +116,7 @@ def read_sequences(
     params: Params,
     cfg: ModelConfig,
     state: GenState,
-    work: Work,
+    work: ReadWork,
     *,
     schedule: Schedule,
     think: DraftSource,

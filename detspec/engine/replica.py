@@ -12,17 +12,14 @@ from detspec.engine.certify import certified_passes
 from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.decide import Segment, decide
 from detspec.engine.device import Device
-from detspec.engine.ending import end_if_done
-from detspec.engine.failure import NOT_OF_ONE, failed
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Needs, Plan, needed_batches
+from detspec.engine.policy import Needs, Plan, Room, needed_batches
 from detspec.engine.preparation import Preparation
 from detspec.engine.request import ABORTED, FAILED, Replay, Update
-from detspec.engine.room import Room
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
-from detspec.engine.sequence import SequenceState, wants_replay
+from detspec.engine.sequence import NOT_OF_ONE, SequenceState, end_if_done, failed, wants_replay
 from detspec.mesh import Place, param_specs, put
 from detspec.schedule import Schedule
 from detspec.state import NOT_FINITE, RUNNING

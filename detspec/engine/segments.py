@@ -11,7 +11,7 @@ from detspec.cache import SCRATCH_PAGE
 from detspec.engine.decide import Segment
 from detspec.engine.device import Device, GivenText
 from detspec.engine.policy import NEVER, Plan
-from detspec.engine.programs import Placement, Progress, Report
+from detspec.engine.programs import Placement, Report, SequenceProgress
 from detspec.engine.request import STATS_FIELDS, Likeliest, Replay, Stats
 from detspec.engine.scheduler import Admitted
 from detspec.engine.sequence import SequenceState, asked_from, wants_replay
@@ -43,7 +43,7 @@ class Running(NamedTuple):
         return report
 
 
-class Reading(NamedTuple):
+class Scoring(NamedTuple):
     """Given texts on the device, and what will be known of them."""
 
     sequences: tuple[SequenceState, ...]
@@ -62,7 +62,7 @@ class Segments:
         self._acceptance = acceptance
         self._running: Running | None = None
         self._is_started = False  # the segment `_running` is on the device
-        self._reading: deque[Reading] = deque()  # in the order in which they were started
+        self._reading: deque[Scoring] = deque()  # in the order in which they were started
         self._num_reports = 0
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
@@ -122,7 +122,7 @@ class Segments:
         asked = self._asked(sequences, says_likeliest=says_likeliest)
         found = device.replay(placement, texts, asked, entries=entries, schedule=schedule)
         state = device.thoughts() if thinking else None
-        self._reading.append(Reading(tuple(sequences), tuple(texts), found, None if state is None else state.thoughts))
+        self._reading.append(Scoring(tuple(sequences), tuple(texts), found, None if state is None else state.thoughts))
 
     @property
     def being_read(self) -> list[SequenceState]:
@@ -238,7 +238,7 @@ class Segments:
             thoughts=thought,
         )
 
-    def _update(self, running: Running, progress: Progress) -> int:
+    def _update(self, running: Running, progress: SequenceProgress) -> int:
         """Tells the sequences how far they are, and the planner what drafts brought."""
         facts = zip(progress.committed.tolist(), progress.length.tolist(), progress.finish.tolist(), strict=True)
         counted = progress.counts[:, [COUNTED.index(name) for name in STATS_FIELDS]].tolist()

@@ -1,15 +1,36 @@
-"""One sample of a request on its way: what is committed, the pages that it holds, and how it ended."""
+"""A sample of a request on its way: what is committed, the pages that it holds, how it ends, and what goes out of it."""
 
 import dataclasses
 import functools
+import logging
 from collections import deque
 
+import jax
 import numpy as np
 
 from detspec.checkpoint.detokenizer import TokenBytes
-from detspec.engine.request import FINISH_REASONS, GIVEN, Likeliest, Replay, Request, Stats, TopLogprobs, Update
+from detspec.checkpoint.load import Model
+from detspec.engine.request import (
+    FAILED,
+    FINISH_REASONS,
+    GIVEN,
+    Completion,
+    Likeliest,
+    Replay,
+    Request,
+    Stats,
+    Thought,
+    TopLogprobs,
+    Update,
+    completion_digest,
+)
 from detspec.engine.text import GrowingText, text_of
-from detspec.state import LENGTH, NOT_FINITE, RUNNING
+from detspec.errors import DivergenceError, shortened
+from detspec.state import LENGTH, NOT_FINITE, RUNNING, STOP
+
+LOG = logging.getLogger("detspec")
+NOT_OF_ONE = (jax.errors.JaxRuntimeError, DivergenceError)  # faults of the device, and of processes that share it
+MAX_WHY = 500  # characters
 
 
 @dataclasses.dataclass(eq=False)
@@ -184,3 +205,104 @@ def asked_logprobs(
         return new, (), ()
     of_prompt = tuple(None if p == 0 else float(logprobs[p]) for p in range(prompt_len))
     return new, of_prompt, tuple(top(p, prompt_number) for p in range(prompt_len)) if prompt_number else ()
+
+
+def end_if_done(sequence: SequenceState) -> None:
+    """Sets `finish_reason` if the device ended `sequence`, or if its text holds a stop string.
+
+    New tokens must have been fetched if there are stop strings. Those after the one that completes a stop string are void and
+    are dropped.
+    """
+    if sequence.finish != RUNNING:
+        sequence.finish_reason = FINISH_REASONS[sequence.finish]
+    if sequence.request.sampling.stop:
+        sequence.read_text()
+        if sequence.text.is_stopped:
+            sequence.cut(sequence.text.num_tokens)
+            sequence.finish_reason = FINISH_REASONS[STOP]
+
+
+def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
+    """What is new of `sequence` since its last update; `context` digests all that bits depend on besides the request."""
+    completion = None
+    if sequence.replay is not None:
+        return Update(sequence.request, (), (), "", replayed(sequence))
+    sequence.read_text()
+    if sequence.finish_reason:
+        shown = sequence.text.whole
+        completion = complete(sequence, shown, context, model)
+    else:
+        shown = sequence.text.shown
+    start = sequence.num_sent
+    tokens = tuple(sequence.tokens[sequence.prompt_len + start :])
+    piece = shown[sequence.num_shown :]
+    sequence.num_sent = sequence.num_new
+    sequence.num_shown = max(sequence.num_shown, len(shown))
+    return Update(sequence.request, tokens, tuple(sequence.logprobs[start:]), piece, completion)
+
+
+def replayed(sequence: SequenceState) -> Completion:
+    """The completion of a sequence that only replays a record."""
+    request = sequence.request
+    return Completion(
+        id=request.id,
+        prompt_token_ids=request.prompt_token_ids,
+        token_ids=(),
+        logprobs=(),
+        text="",
+        finish_reason=sequence.finish_reason,
+        digest="",
+        stats=sequence.stats,
+        index=request.index,
+        replay=sequence.replay,
+    )
+
+
+def complete(sequence: SequenceState, text: str, context: str, model: Model) -> Completion:
+    """The completion of a sequence that has ended with `text`."""
+    request = sequence.request
+    asked = asked_logprobs(request, len(sequence.tokens), sequence.likeliest)
+    logprobs = np.asarray(sequence.logprobs, np.float32)
+    return Completion(
+        id=request.id,
+        index=request.index,
+        prompt_token_ids=request.prompt_token_ids,
+        token_ids=sequence.new_tokens,
+        logprobs=tuple(sequence.logprobs),
+        text=text,
+        finish_reason=sequence.finish_reason,
+        digest=completion_digest(request, sequence.new_tokens, logprobs, sequence.thoughts, context),
+        stats=sequence.stats,
+        logprobs_mode=request.sampling.logprobs_mode,
+        top_logprobs=asked[0],
+        prompt_logprobs=asked[1],
+        prompt_top_logprobs=asked[2],
+        thoughts=tuple(decode_thought(token_ids, model) for token_ids in sequence.thoughts),
+    )
+
+
+def decode_thought(token_ids: list[int], model: Model) -> Thought:
+    """A thought of `model` as it goes out."""
+    assert model.cfg.thinking is not None
+    ended = token_ids[-1] == model.cfg.thinking.end_id
+    return Thought(model.decode(token_ids[:-1] if ended else token_ids), tuple(token_ids), is_cut=not ended)
+
+
+def failed(sequence: SequenceState, error: Exception) -> Update:
+    """The last update of `sequence`, which `error` has ended; the traceback goes into the log, under the request's id."""
+    request = sequence.request
+    LOG.error("request %s failed, the others go on", request.id, exc_info=error)
+    completion = Completion(
+        id=request.id,
+        prompt_token_ids=request.prompt_token_ids,
+        token_ids=(),
+        logprobs=(),
+        text="",
+        finish_reason=FAILED,
+        digest="",
+        stats=sequence.stats,
+        index=request.index,
+        logprobs_mode=request.sampling.logprobs_mode,
+        error=shortened(f"{type(error).__name__}: {error}", MAX_WHY),
+    )
+    return Update(request, (), (), "", completion)

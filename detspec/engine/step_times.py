@@ -1,5 +1,6 @@
-"""What a step of each plan takes and brings, kept true while plans run."""
+"""Measured facts: what a step of each plan takes and brings, kept true while plans run, and how long the device waits."""
 
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from detspec.draft.source import Drafter
@@ -95,3 +96,52 @@ class Acceptance:
 def _drafting(plan: Plan) -> Hashable:
     """What decides how many drafted tokens are accepted: the source, and the most tokens and rows that a sequence gets."""
     return plan.draft, plan.num_drafts, plan.budget.rows // plan.batch
+
+
+class BusyClock:
+    """Told when the device gets work and when it has none, within a run.
+
+    Attributes:
+        busy_s, idle_s: seconds with and without work.
+        visit_s: seconds without work each time that the host looks, a running mean.
+    """
+
+    def __init__(self) -> None:
+        self.busy_s = self.idle_s = 0.0
+        self.visit_s = 1e-3  # until measured
+        self._busy = False
+        self._since: float | None = None
+        self._lap = 0.0
+
+    def work(self) -> None:
+        """The device has work."""
+        if self._busy:
+            return
+        now = time.perf_counter()
+        waited = 0.0 if self._since is None else now - self._since
+        if waited > 0:  # a clock that was set back says nothing
+            self.idle_s += waited
+            self.visit_s += 0.1 * (min(waited, 2 * self.visit_s) - self.visit_s)  # a compilation is no visit
+        self._since = now
+        self._busy = True
+        self._lap = now
+
+    def lap(self) -> float:
+        """Seconds of work since the last lap, or since the device got something."""
+        now = time.perf_counter()
+        seconds = now - self._lap
+        self._lap = now
+        return seconds
+
+    def free(self) -> None:
+        """The device has nothing to do."""
+        if self._busy and self._since is not None:
+            now = time.perf_counter()
+            self.busy_s += now - self._since
+            self._since = now
+            self._busy = False
+
+    def stop(self) -> None:
+        """Nothing is in flight: time until the next work is not counted."""
+        self.free()
+        self._since = None

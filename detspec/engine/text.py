@@ -2,8 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes
-from detspec.engine.request import Request
+from detspec.checkpoint.load import Model
+from detspec.engine.request import FAILED, FINISH_REASONS, GIVEN, Request
+from detspec.generation.commit import ending
+from detspec.sampling_params import all_stop_ids
+from detspec.state import STOP
 
 
 def text_of(request: Request, tokens: TokenBytes | None) -> "GrowingText":
@@ -11,6 +17,41 @@ def text_of(request: Request, tokens: TokenBytes | None) -> "GrowingText":
     detokenizer = Detokenizer(tokens, after=request.prompt_token_ids)
     stop = () if request.given_token_ids else request.sampling.stop
     return GrowingText(detokenizer, stop, min_tokens=request.sampling.min_tokens)
+
+
+def ending_of(
+    request: Request, token_ids: Sequence[int], targets: np.ndarray, logprobs: np.ndarray, model: Model
+) -> tuple[int, str | None, str]:
+    """Finds where the canonical text of `request` ends that begins with `token_ids`, `n` of them.
+
+    Args:
+        request: one sample, or given tokens that are scored.
+        token_ids: new tokens, or those that are given.
+        targets: `[n + 1]` int32, canonical tokens there and after them; `[n]` if there is no room for more.
+        logprobs: float32, their log-probabilities.
+        model: the model.
+
+    Returns:
+        How many of `token_ids` the text has, its finish reason (None if it goes on after them), and what it says.
+    """
+    most = request.sampling.max_tokens
+    length = min(len(token_ids), most)
+    text = text_of(request, model.token_bytes)
+    finish_reason: str | None
+    if request.given_token_ids:
+        finish_reason = FAILED if np.isnan(logprobs).any() else GIVEN
+        finish_reason = finish_reason if length == most else None
+    else:
+        is_stop = np.isin(targets, all_stop_ids(request.sampling, model.eos_ids))
+        offered = np.asarray([min(len(targets), most)], np.int32)
+        num_taken, finish = ending(is_stop[None, :], logprobs[None, :], offered, np.asarray([most], np.int32))
+        is_over = num_taken[0] <= len(token_ids)  # else by the token that follows
+        finish_reason = FINISH_REASONS.get(int(finish[0])) if is_over else None
+        length = min(length, int(num_taken[0]))
+    text.read(token_ids[:length])
+    if text.is_stopped:
+        return text.num_tokens, FINISH_REASONS[STOP], text.text
+    return length, finish_reason, text.whole
 
 
 class GrowingText:

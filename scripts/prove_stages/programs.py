@@ -12,7 +12,7 @@ import jax
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
-from detspec.engine.compiled import Call
+from detspec.engine.compiled import ProgramCall
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
@@ -201,7 +201,7 @@ def engine_programs(
     return found
 
 
-def label_of(call: Call) -> str:
+def label_of(call: ProgramCall) -> str:
     """The function, and for steps the plan: "run_segment ordinary", "run_segment 4x16 self"."""
     if "decoding" not in call.static:
         return str(call.fn.__name__)

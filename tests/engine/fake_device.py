@@ -16,11 +16,10 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.draft.table import drafters_of
-from detspec.engine.clock import Clock
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Plan
-from detspec.engine.programs import Progress
-from detspec.engine.room import Room
+from detspec.engine.policy import Plan, Room
+from detspec.engine.programs import SequenceProgress
+from detspec.engine.step_times import BusyClock
 from detspec.generation.score import Replayed
 from detspec.sampling_params import all_stop_ids
 from detspec.state import COUNTED, LENGTH, RUNNING, STOP
@@ -38,7 +37,7 @@ class FakeDevice:
         self.model, self.schedule, self.config = model, schedule, config
         self.num_pages = num_pages or config.max_requests * self.max_pages
         self.drafters = drafters_of(drafters or {})
-        self.clock, self.place = Clock(), None
+        self.clock, self.place = BusyClock(), None
         self.room = Room(config.max_stop_ids, config.max_logit_bias)
         self.slots = np.zeros((self.num_pages + 1, schedule.numerics.page), np.uint64)  # page 0 is scratch
         self.places: dict[int, SimpleNamespace] = {}
@@ -240,5 +239,5 @@ class FakeDevice:
         counts = np.zeros((len(passes), len(COUNTED)), np.int32)
         counts[:, COUNTED.index("num_verify_passes")] = passes
         counts[:, COUNTED.index("num_accepted_draft_tokens")] = accepted
-        progress = Progress(np.full_like(passes, steps), committed, length, finish, counts)
+        progress = SequenceProgress(np.full_like(passes, steps), committed, length, finish, counts)
         return SimpleNamespace(progress=progress, tokens=tokens, logprobs=logprobs, thoughts=None, is_ready=False)

@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from detspec.compile_cache import VARIABLE, CompileCache
 from detspec.engine import programs
-from detspec.engine.compiled import Call, Programs
+from detspec.engine.compiled import ProgramCall, Programs
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.sampling_params import SamplingParams
@@ -137,12 +137,12 @@ def test_program_that_jax_keeps_is_not_written_once_more(model, folder, monkeypa
 def test_one_program_for_equal_calls_and_another_for_other_shapes():
     double = jax.jit(lambda x: 2 * x)
     found = Programs()
-    begun = [found.start(Call(double, None, (jnp.zeros(size),), {}), None) for size in (3, 3, 4)]
+    begun = [found.start(ProgramCall(double, None, (jnp.zeros(size),), {}), None) for size in (3, 3, 4)]
     assert begun[0] is begun[1]
     assert begun[0] is not begun[2]
     assert begun[2].result()(jnp.ones(4)).tolist() == [2.0] * 4
     found.forget()
-    assert found.start(Call(double, None, (jnp.zeros(3),), {}), None) is not begun[0]
+    assert found.start(ProgramCall(double, None, (jnp.zeros(3),), {}), None) is not begun[0]
 
 
 def test_second_program_is_traced_while_the_first_compiles():
@@ -163,7 +163,7 @@ def test_second_program_is_traced_while_the_first_compiles():
             return SimpleNamespace(compile=lambda: "compiled")
 
     found = Programs()
-    slow, fast = (found.start(Call(fn, None, (jnp.zeros(1),), {}), None) for fn in (Slow(), Fast()))
+    slow, fast = (found.start(ProgramCall(fn, None, (jnp.zeros(1),), {}), None) for fn in (Slow(), Fast()))
     assert slow.result(60) is True
     assert fast.result(60) == "compiled"
 
@@ -199,7 +199,7 @@ def test_program_that_failed_is_tried_again():
             return outcome
 
     found = Programs()
-    call = Call(Failing(), None, (jnp.zeros(1),), {})
+    call = ProgramCall(Failing(), None, (jnp.zeros(1),), {})
     with pytest.raises(MemoryError):
         found.start(call, None).result()
     assert found.start(call, None).result() == "compiled"

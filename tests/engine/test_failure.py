@@ -28,9 +28,9 @@ SITES = {
         "detspec.engine.scheduler.Scheduler.remove",
         lambda self, sequence, *, keep: keep and sequence.request.id == BAD,
     ),
-    "the update": ("detspec.engine.engine.update_of", lambda sequence, model, context: sequence.request.id == BAD),
+    "the update": ("detspec.engine.loop.update_of", lambda sequence, model, context: sequence.request.id == BAD),
     "the start of its text": ("detspec.engine.sequence.text_of", lambda request, tokens: request.id == BAD),
-    "the digest": ("detspec.engine.ending.completion_digest", lambda request, *rest: request.id == BAD),
+    "the digest": ("detspec.engine.sequence.completion_digest", lambda request, *rest: request.id == BAD),
 }
 SCORING = {
     "packing",
@@ -122,7 +122,7 @@ def test_generate_returns_what_failed_next_to_what_did_not(three_rows, monkeypat
     prompts = [[1, 2, 3], [4, 5, 6]]
     sampling = SamplingParams(max_tokens=3)
     good = three_rows.generate(prompts, sampling)
-    SITES["second"] = ("detspec.engine.ending.completion_digest", lambda request, *rest: request.id == "1")
+    SITES["second"] = ("detspec.engine.sequence.completion_digest", lambda request, *rest: request.id == "1")
     plant(monkeypatch, "second", ValueError("planted"))
     first, second = three_rows.generate(prompts, sampling)
     assert (first, second.error) == (good[0], "ValueError: planted")

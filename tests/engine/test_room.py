@@ -7,8 +7,8 @@ import pytest
 
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Room
 from detspec.engine.request import Request
-from detspec.engine.room import Room
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import (
     SCHEDULE,

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from detspec.engine import clock
+from detspec.engine import step_times
 from detspec.engine.agreement import SEGMENTS, Alone, Processes, agreement_of
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Room
 from detspec.engine.request import Request
-from detspec.engine.room import Room
 from detspec.engine.step_times import StepTimes
 from detspec.errors import DivergenceError
 from detspec.sampling_params import SamplingParams
@@ -91,7 +91,7 @@ def skewed(monkeypatch: pytest.MonkeyPatch):
         return clocks.own.perf_counter()
 
     wrong = SimpleNamespace(perf_counter=perf_counter)
-    monkeypatch.setattr(clock, "time", wrong)
+    monkeypatch.setattr(step_times, "time", wrong)
     monkeypatch.setattr("detspec.engine.certify.time", wrong)
 
 
