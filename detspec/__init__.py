@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from detspec import traces
     from detspec.checkpoint.load import Model, load
     from detspec.config import ModelConfig, ThinkingConfig
-    from detspec.engine.draft_model import draft_model
+    from detspec.draft.draft_model import draft_model
     from detspec.engine.engine import Engine
     from detspec.engine.engine_config import EngineConfig
     from detspec.engine.policy import Needs
-    from detspec.engine.request import Completion, Request, Stats, Thought, Update
+    from detspec.engine.request import Completion, Request, Thought, Update
     from detspec.environment import default_schedule, fingerprint
     from detspec.errors import InputError
     from detspec.generation.loop import generate
     from detspec.generation.score import score
     from detspec.model.dense import dense_config
+    from detspec.riders.counters import Stats
     from detspec.sampling_params import SamplingParams
     from detspec.schedule import Schedule
 else:
@@ -45,13 +46,13 @@ else:
         "Request": "engine.request",
         "SamplingParams": "sampling_params",
         "Schedule": "schedule",
-        "Stats": "engine.request",
+        "Stats": "riders.counters",
         "ThinkingConfig": "config",
         "Thought": "engine.request",
         "Update": "engine.request",
         "default_schedule": "environment",
         "dense_config": "model.dense",
-        "draft_model": "engine.draft_model",
+        "draft_model": "draft.draft_model",
         "fingerprint": "environment",
         "generate": "generation.loop",
         "load": "checkpoint.load",

@@ -6,26 +6,31 @@ Draft and canonical pass share all of this, so equal logits give equal tokens at
 and no counter to roll back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from detspec.choices import LOGPROBS_MODES
+from detspec.config import ModelConfig
 from detspec.filters import first_kept, is_filtered, narrowed
 from detspec.ops.gumbel import gumbel
 from detspec.ops.row_sum import SumFn, first_largest, sum_fn
+from detspec.riders.rider import Capacity, Entry, Rider, Rows, TextsFn
+from detspec.riders.riding import ProcessFn, Riders
+from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
 
 RAW, PROCESSED, TEMPERED = range(len(LOGPROBS_MODES))
+ChooseFn = Callable[[jax.Array, jax.Array, dict[str, Any], TextsFn], tuple[jax.Array, jax.Array]]
 CERTAIN = 1e30  # a quotient so large that noise does not change it
 NEAR_ZERO = 1e-20  # of temperatures: quotients of others are too large for float32 only if logits are above 1e18
-TextsFn = Callable[[], jax.Array]  # makes the texts [X, T] that `process_logits` reads
 
 
 def sample(
-    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn, *, numerics: Numerics
+    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, process_fn: ProcessFn | None, *, numerics: Numerics
 ) -> tuple[jax.Array, jax.Array]:
     """Chooses one token per row, for `R` rows.
 
@@ -33,7 +38,8 @@ def sample(
         logits_f32: `[R, V]`.
         position: `[R]` int32, the absolute position that the chosen token will have.
         rows: sampling parameters of each row, `[R]`.
-        texts_fn: makes the texts that `process_logits` reads; run only if a row needs them.
+        process_fn: what riders make of the logits, see `Riders.process_fn`. None for rows that ask for no more than a
+            temperature: then nothing else is in the program.
         numerics: its `reductions` order the sum of the log-probability.
 
     Returns:
@@ -47,9 +53,9 @@ def sample(
             noise = gumbel(rows.seed, position, logits.shape[1])
             return jnp.where(random[:, None], logits + noise, logits)
 
-        scaled = _scaled(_process_if_asked(logits_f32, position, rows, texts_fn), rows)
+        scaled = _scaled(logits_f32 if process_fn is None else process_fn(logits_f32), rows)
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, scaled)
-        if not rows.processing:
+        if process_fn is None:
             tokens = first_largest(chosen_by)
             return tokens, logprobs_at(logits_f32, tokens, sum_fn(numerics))
         tokens = jax.lax.cond(
@@ -65,17 +71,31 @@ def sample(
         return tokens, jax.lax.cond(jnp.any(rows.logprobs_mode != RAW), report, lambda: raw)
 
 
-def reported_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
+def choose_fn(riders: Riders, numerics: Numerics) -> ChooseFn:
+    """`sample` for rows of a pass: `(logits_f32, position, rows, texts_fn)`, with `rows` as of `Riders.rows`."""
+
+    def choose(
+        logits_f32: jax.Array, position: jax.Array, rows: dict[str, Any], texts_fn: TextsFn
+    ) -> tuple[jax.Array, jax.Array]:
+        process_fn = riders.process_fn(rows, position, texts_fn)
+        return sample(logits_f32, position, rows[SAMPLING.name], process_fn, numerics=numerics)
+
+    return choose
+
+
+def reported_logits(
+    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, process_fn: ProcessFn | None
+) -> jax.Array:
     """The logits `[R, V]` whose log-softmax is reported: at new positions what `logprobs_mode` names, else raw.
 
     Arguments as for `sample`.
     """
-    if not rows.processing:
+    if process_fn is None:
         return logits_f32
     asked = (rows.logprobs_mode != RAW) & (position >= rows.prompt_len)
 
     def process(logits: jax.Array) -> jax.Array:
-        scaled = _scaled(_process_if_asked(logits, position, rows, texts_fn), rows)
+        scaled = _scaled(process_fn(logits), rows)
         return jnp.where(asked[:, None], _asked_logits(logits, scaled, rows), logits)
 
     return jax.lax.cond(jnp.any(asked), process, lambda logits: logits, logits_f32)
@@ -115,15 +135,14 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArr
     return logits - jnp.where(count > 0, rows.presence_penalty[:, None], 0.0)
 
 
-def _process_if_asked(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
-    """Runs `process_logits` only if it may change a row."""
-    if not rows.processing:
-        return logits_f32
-    penalised = (rows.repetition_penalty != 1) | (rows.frequency_penalty != 0) | (rows.presence_penalty != 0)
-    changes = penalised | (position < rows.min_len) | (rows.bias_ids != NO_TOKEN).any(-1)
+def process_if_asked(shared: Any, rows: Rows, logits_f32: jax.Array) -> jax.Array:
+    """`Rider.logits` of `SAMPLING`: runs `process_logits` only if it may change a row."""
+    asked: SamplingArrays = rows.state
+    penalised = (asked.repetition_penalty != 1) | (asked.frequency_penalty != 0) | (asked.presence_penalty != 0)
+    changes = penalised | (rows.position < asked.min_len) | (asked.bias_ids != NO_TOKEN).any(-1)
 
     def process(logits: jax.Array) -> jax.Array:
-        return process_logits(logits, position, rows, texts_fn())
+        return process_logits(logits, rows.position, asked, rows.texts_fn())
 
     return jax.lax.cond(jnp.any(changes), process, lambda logits: logits, logits_f32)
 
@@ -190,3 +209,22 @@ def likeliest(logits: jax.Array, number: int) -> jax.Array:
         return first[:, :number]
     _, ids = jax.lax.top_k(jnp.where(logits == 0, 0.0, logits), number)  # it would put -0.0 after 0.0
     return jnp.concatenate([first, ids[:, 1:].astype(jnp.int32)], axis=1)
+
+
+def _init(cfg: ModelConfig, capacity: Capacity) -> SamplingArrays:
+    idle = [SamplingParams()] * capacity.num_sequences
+    return sampling_arrays(idle, max_stop_ids=capacity.max_stop_ids, max_logit_bias=capacity.max_logit_bias)
+
+
+def _pack(like: SamplingArrays, entries: Sequence[Entry], eos_ids: Sequence[int]) -> SamplingArrays:
+    return sampling_arrays(
+        [entry.sampling for entry in entries],
+        [len(entry.prompt) for entry in entries],
+        eos_ids=eos_ids,
+        max_stop_ids=like.max_stop_ids,
+        max_logit_bias=like.max_logit_bias,
+    )
+
+
+# Bias, minimum length and penalties work on logits as any rider does; temperature, filters and noise are `sample` itself.
+SAMPLING = Rider("sampling", init=_init, pack=_pack, logits=process_if_asked)

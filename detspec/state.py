@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from detspec.cache import KVCache, filled
+from detspec.cache import KVCache
+from detspec.riders.counters import Counters
+from detspec.riders.riding import Riders
 from detspec.struct import Struct
 
 PAD_ID = 0  # fills token buffers past the committed tokens; never read
@@ -89,8 +91,6 @@ class SamplingArrays(Struct):
 
     packed: jax.Array  # [B, X] int32
     max_stop_ids: int = struct.field(pytree_node=False)
-    # False leaves out of programs all but temperature and noise: for sequences that ask for nothing else
-    processing: bool = struct.field(pytree_node=False, default=True)
 
     temperature = _scalar("temperature")  # [B] float32
     top_k = _scalar("top_k")  # [B] int32
@@ -130,72 +130,6 @@ class SamplingArrays(Struct):
         return (tokens[:, :, None] == self.stop_ids[:, None, :]).any(-1)
 
 
-COUNTED = (
-    "num_verify_passes",
-    "num_draft_tokens",
-    "num_accepted_draft_tokens",
-    "num_rollbacks",
-    "num_recomputed_tokens",
-    "num_read_passes",
-    "num_draft_thoughts",
-    "num_accepted_thoughts",
-    "num_rejected_thoughts",
-)
-
-
-def _count(name: str) -> Any:
-    """What is counted as `name`, `[B]` int32."""
-    index = COUNTED.index(name)
-    return property(lambda counters: counters.counts[:, index])
-
-
-class Counters(Struct):
-    """What speculation did for each sequence; the last four count the reading of a prompt with thoughts."""
-
-    counts: jax.Array  # [B, 9] int32, in the order of `COUNTED`
-
-    num_verify_passes = _count("num_verify_passes")
-    num_draft_tokens = _count("num_draft_tokens")
-    num_accepted_draft_tokens = _count("num_accepted_draft_tokens")
-    num_rollbacks = _count("num_rollbacks")
-    num_recomputed_tokens = _count("num_recomputed_tokens")
-    num_read_passes = _count("num_read_passes")  # canonical passes that held chunks of the sequence
-    num_draft_thoughts = _count("num_draft_thoughts")  # drafted thoughts that were verified
-    num_accepted_thoughts = _count("num_accepted_thoughts")  # drafted thoughts that were right
-    num_rejected_thoughts = _count("num_rejected_thoughts")  # passes that ended at a wrong draft: the rounds but one
-
-    def add(self, **more: jax.Array) -> "Counters":
-        """The same with `[B]` int32 or bool added to some counts."""
-        B = self.counts.shape[0]
-        added = [jnp.asarray(more.pop(name, np.zeros(B, np.int32)), jnp.int32) for name in COUNTED]
-        assert not more, f"not counted: {more}"
-        return Counters(self.counts + jnp.stack(added, axis=1))
-
-
-class Reading(Struct):
-    """How far each prompt has been read by a model that thinks, and what it thought.
-
-    A thought follows each chunk of `C` tokens that ends before the last prompt token. A prompt of 11 tokens, `C = 4`, read up
-    to its second chunk:
-
-        chunks    t0 t1 t2 t3 | t4 t5 t6 t7 | t8 t9 t10       end 2, for the last chunk has no thought
-        thoughts  Z0            Z1                            read 1: Z0 is committed, Z1 is a draft
-        states    0             of Z0         of Z1           `states` holds those of Z0, for chunk `read`
-    """
-
-    thoughts: jax.Array  # [B, X, M] int32, filled with NO_TOKEN: committed after chunks below `read`, drafted after later ones
-    read: jax.Array  # [B] int32, chunks whose thoughts are committed; their keys and values are in the cache
-    end: jax.Array  # [B] int32, chunks of the prompt that a thought follows; 0 for a sequence that does not think
-    states: jax.Array  # [B, C, D], added to the stream of chunk `read`
-    end_id: int = struct.field(pytree_node=False)  # the token that ends a thought
-    in_layer: int = struct.field(pytree_node=False)  # how many layers the stream has been through when states are added
-
-    @property
-    def chunk(self) -> int:
-        """`C`."""
-        return self.states.shape[1]
-
-
 class DraftState(Struct):
     """What a draft source keeps between steps: for example the cache of a draft model."""
 
@@ -211,7 +145,7 @@ class GenState(Struct):
 
     Invariant for every sequence that is live and prefilled: `cache.length == committed - 1`. The keys and values of all
     committed tokens but the last are in the cache, and the last one is the next input. Sequences that lack more are
-    catching up: they commit nothing, and passes take stretches of them along.
+    catching up: they commit nothing, and passes take spans of them along.
     """
 
     tokens: jax.Array  # [B, max_len] int32, prompt and committed tokens, then PAD_ID
@@ -221,15 +155,27 @@ class GenState(Struct):
     live: jax.Array  # [B] bool
     finish: jax.Array  # [B] int32, RUNNING, STOP, LENGTH or NOT_FINITE
     deterministic: jax.Array  # [B] bool, False commits from the fast path unverified
-    sampling: SamplingArrays  # sampling parameters of each sequence
-    counters: Counters  # what speculation did for each sequence
+    riders: Riders  # what requests bring along: sampling parameters, counters and others
     cache: KVCache  # keys and values in pages, and their length
-    reading: Reading | None = None  # None if the model does not think
     draft: DraftState = NO_DRAFT_STATE  # belongs to the draft source of the program that runs
 
+    @property
+    def sampling(self) -> SamplingArrays:
+        """Sampling parameters of each sequence."""
+        return self.riders.of("sampling")
+
+    @property
+    def counters(self) -> Counters:
+        """What speculation did for each sequence."""
+        return self.riders.of("counters")
+
+    def having(self, **states: Any) -> "GenState":
+        """The same with other states of some riders, by their names."""
+        return self.replace(riders=self.riders.having(**states))
+
     def with_processing(self, processing: bool) -> "GenState":
-        """The same for programs with or without logits processing, see `SamplingArrays`."""
-        return self.replace(sampling=self.sampling.replace(processing=processing))
+        """The same for programs with or without what works on logits, see `Riders`."""
+        return self.replace(riders=self.riders.replace(processing=processing))
 
     @property
     def ready(self) -> jax.Array:
@@ -238,19 +184,13 @@ class GenState(Struct):
 
     @property
     def catching_up(self) -> jax.Array:
-        """`[B]` bool, live sequences whose tokens any pass may take: all but those that still think about their prompt."""
-        return self.live if self.reading is None else self.live & (self.reading.read >= self.reading.end)
+        """`[B]` bool, live sequences whose tokens any pass may take: all but those whose prompts a rider still reads."""
+        unread = self.riders.unread
+        return self.live if unread is None else self.live & ~unread
 
     def inject(self, windows: Windows) -> Injected | None:
-        """The states `[G, W, D]` that `windows` of sequences that have thought get; None without thinking."""
-        if self.reading is None:
-            return None
-        sequence = jnp.maximum(windows.sequence, 0)
-        C = self.reading.chunk
-        offset = windows.positions - (self.reading.read[sequence] * C)[:, None]
-        states = self.reading.states[sequence[:, None], jnp.clip(offset, 0, C - 1)]
-        inside = (offset >= 0) & (offset < C) & (self.reading.end[sequence] > 0)[:, None]
-        return Injected(self.reading.in_layer, jnp.where(inside[:, :, None], states, jnp.zeros_like(states)))
+        """What a rider adds to the stream of `windows`: values `[G, W, D]`; None if there is no such rider."""
+        return self.riders.inject(windows)
 
 
 class Draft(Struct):
@@ -273,16 +213,11 @@ class Draft(Struct):
 
 
 class Verified(Struct):
-    """What the canonical pass says of each sequence: its own choice after the last committed token, and after each guess."""
+    """What the canonical pass says of each sequence: its own choice after the last committed token, and after each draft."""
 
-    targets: jax.Array  # [B, D+1] int32; 0 after guesses that were not read
+    targets: jax.Array  # [B, D+1] int32; 0 after drafts that were not read
     logprobs: jax.Array  # [B, D+1] float32, log-probability of each target, raw or processed as its request asks
     drafted: jax.Array  # [B] int32, drafted tokens that were read
     accepted: jax.Array  # [B] int32, leading drafted tokens that equal their targets
     in_pass: jax.Array  # [B] bool, False for sequences that were not verified
     cache: KVCache
-
-
-def init_counters(num_sequences: int) -> Counters:
-    """All counters at zero."""
-    return Counters(filled((num_sequences, len(COUNTED)), 0, np.int32))

@@ -23,11 +23,12 @@ from detspec.draft.given import NONE, RECORDED
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.generation.init import init_state
-from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.generation.insert import insert, pack_requests
 from detspec.generation.loop import Limits, dvr_step, run
 from detspec.generation.prefill import prefill
 from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import Params, init_params, param_shapes
+from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
 from detspec.state import Draft, GenState
@@ -115,7 +116,7 @@ def state_of(shape: "Shape", requests: Sequence[Request], thoughts=None) -> GenS
     room = {"max_len": shape.length, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
     state = init_state(shape.cfg, max_requests=shape.batch, **room, schedule=shape.schedule)
     thoughts = [()] * len(requests) if thoughts is None else thoughts
-    entries = [Entry(b, r.prompt, r.sampling, thoughts=thoughts[b]) for b, r in enumerate(requests)]
+    entries = [Entry(b, r.prompt, r.sampling, brings={"thoughts": thoughts[b]}) for b, r in enumerate(requests)]
     return insert(state, pack_requests(state, entries, ()))
 
 

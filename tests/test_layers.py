@@ -37,7 +37,7 @@ TRUNK = (
         "plain",
         "say",
     ),
-    ("cache", "state"),
+    ("cache", "state", "riders", "passes"),
     ("ops",),
     ("model",),
     ("presets",),
@@ -62,8 +62,21 @@ BRANCHES = {
     "train": (("viz", "checkpoint", "thinking"), "demo"),
 }
 
-PURE = {"choices", "config", "schedule", "cache", "state", "ops", "model", "thinking", "sampling_params", "filters", "sampler"}
-PURE |= {"draft", "generation", "seeds", "plain"}
+PURE = {
+    "choices",
+    "config",
+    "schedule",
+    "cache",
+    "state",
+    "riders",
+    "ops",
+    "model",
+    "thinking",
+    "sampling_params",
+    "filters",
+    "sampler",
+}
+PURE |= {"draft", "generation", "seeds", "plain", "riders", "passes"}
 IMPURE_MODULES = {"io", "json", "logging", "multiprocessing", "os", "pathlib", "random", "socket", "subprocess", "sys"}
 IMPURE_MODULES |= {"threading", "time", "tqdm"}
 OUTSIDE = {"configs", "notebooks", "scripts", "tests"}

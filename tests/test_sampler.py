@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections import Counter
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
-from detspec.sampler import likeliest, process_logits, sample
+from detspec.riders.rider import Rows
+from detspec.sampler import likeliest, process_if_asked, process_logits, sample
 from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from tests.fakes import bits
@@ -28,9 +30,10 @@ ROOM = {"max_stop_ids": V, "max_logit_bias": 3}
 process = jax.jit(process_logits)
 
 
-@jax.jit
-def choose(logits, position, rows, texts):
-    return sample(logits, position, rows, lambda: texts, numerics=Numerics())
+@partial(jax.jit, static_argnames=("processing",))
+def choose(logits, position, rows, texts, *, processing=True):
+    process_fn = partial(process_if_asked, (), Rows(rows, position, lambda: texts)) if processing else None
+    return sample(logits, position, rows, process_fn, numerics=Numerics())
 
 
 def processed_by_hand(logits: np.ndarray, params: SamplingParams, text: list[int], prompt_len: int) -> np.ndarray:
@@ -159,7 +162,7 @@ def test_programs_without_processing_give_the_same_bits_where_none_is_needed_and
     assert sampling.needs_processing == (params in NEEDY)
     logits, position, _, texts, _ = example(4, 7)
     rows = sampling_arrays([sampling] * len(logits), [1] * len(logits), **ROOM)
-    with_it, without = (choose(logits, position, rows.replace(processing=processing), texts) for processing in (True, False))
+    with_it, without = (choose(logits, position, rows, texts, processing=processing) for processing in (True, False))
     same = (np.asarray(with_it[0]) == without[0]).all() & (bits(with_it[1]) == bits(without[1])).all()
     assert same == (not sampling.needs_processing)
 

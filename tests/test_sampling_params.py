@@ -13,7 +13,8 @@ import pytest
 
 from detspec.engine.request import Request
 from detspec.errors import InputError, ParameterError
-from detspec.sampler import CERTAIN, _scaled, sample
+from detspec.riders.rider import Rows
+from detspec.sampler import CERTAIN, _scaled, process_if_asked, sample
 from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
@@ -26,7 +27,8 @@ DRAWS, KINDS = 8192, 12  # draws from one distribution, and how many different t
 
 @partial(jax.jit, static_argnames=("numerics",))
 def choose(logits, position, rows, *, numerics=NUMERICS):
-    return sample(logits, position, rows, lambda: jnp.zeros((1, 1), jnp.int32), numerics=numerics)
+    process_fn = partial(process_if_asked, (), Rows(rows, position, lambda: jnp.zeros((1, 1), jnp.int32)))
+    return sample(logits, position, rows, process_fn, numerics=numerics)
 
 
 def arrays_of(params) -> SamplingArrays:

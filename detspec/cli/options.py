@@ -182,7 +182,7 @@ def load_drafters(args: argparse.Namespace, model: "Model") -> "dict[str, Drafte
     import jax
 
     from detspec.checkpoint.load import load, say_loading
-    from detspec.engine.draft_model import draft_model
+    from detspec.draft.draft_model import draft_model
 
     if jax.process_index() == 0:
         say_loading(args.draft_model, what="draft model")

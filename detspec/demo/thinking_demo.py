@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.draft.table import source_of
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generation.init import start_state
@@ -17,6 +16,8 @@ from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
+from detspec.thinking.reading import reading_of
+from detspec.thinking.rider import drafted_by
 from detspec.thinking.thoughts import thought_lists
 
 QUESTION = "A coin's state is heads. Alice flips, then Bob flips. What's the state?"
@@ -111,14 +112,13 @@ def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, 
     max_len = min(schedule.numerics.whole_pages(longest), model.cfg.max_position)
     sampling = [SamplingParams(max_tokens=MAX_TOKENS, thinking=True)] * len(prompts)
     state = start_state(model.cfg, prompts, sampling, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
-    state = generate_state(model.params, model.cfg, state, schedule=schedule, think=source_of(think))
+    state = generate_state(model.params, model.cfg, drafted_by(state, think), schedule=schedule)
     return jax.block_until_ready(state)
 
 
 def _read_off(state: GenState, sequence: int) -> tuple[list[list[int]], list[bytes]]:
     """The thoughts of a sequence as token ids, and all bits of its thoughts and its answer."""
-    reading = state.reading
-    assert reading is not None
+    reading = reading_of(state)
     thoughts = np.asarray(reading.thoughts[sequence, : int(reading.end[sequence])])
     said = slice(int(state.committed[sequence]))
     parts = thoughts, reading.states[sequence], state.tokens[sequence, said], state.logprobs[sequence, said]

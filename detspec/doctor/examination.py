@@ -23,7 +23,8 @@ from detspec.engine.bits import first_difference
 from detspec.held import Jitted
 from detspec.model.params import Params
 from detspec.model.transformer import forward
-from detspec.sampler import sample
+from detspec.riders.rider import Rows
+from detspec.sampler import process_if_asked, sample
 from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Budget, Schedule
 from detspec.state import NO_SEQUENCE, SamplingArrays, Windows
@@ -250,8 +251,8 @@ def run_pass(
     logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
     rows = jax.tree.map(lambda x: jnp.repeat(x, G * W, axis=0), sampling)
     position = windows.positions.reshape(-1) + 1
-    without_penalties = lambda: windows.tokens  # noqa: E731  # no row reads its text
-    tokens, logprobs = sample(logits_f32, position, rows, without_penalties, numerics=schedule.numerics)
+    process_fn = partial(process_if_asked, (), Rows(rows, position, lambda: windows.tokens))  # no row reads its text
+    tokens, logprobs = sample(logits_f32, position, rows, process_fn, numerics=schedule.numerics)
     return logits_f32.reshape(G, W, -1), tokens.reshape(G, W), logprobs.reshape(G, W), cache
 
 

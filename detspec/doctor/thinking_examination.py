@@ -10,10 +10,12 @@ from detspec.checkpoint.load import Model
 from detspec.doctor.examination import POISON, Axis, Check, Disturbance, SayFn, compare, different_pages, disturbed, held_by
 from detspec.engine.bits import first_difference
 from detspec.generation.init import init_state
-from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.generation.insert import insert, pack_requests
 from detspec.held import Jitted
+from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
+from detspec.thinking.reading import reading_of
 from detspec.thinking.think_prompt import think_prompt
 from detspec.thinking.thoughts import thought_lists
 
@@ -78,11 +80,11 @@ def read_prompt(
     state = state.replace(cache=disturbed(state.cache, model.cfg, schedule, pools))
     places = [sequence, *(other for other in range(NUM_SEQUENCES) if other != sequence)]
     entries = [Entry(place, prompt, SAMPLING) for place, prompt in zip(places, prompts, strict=True)]
-    entries[0] = entries[0]._replace(thoughts=drafts)
+    entries[0] = entries[0]._replace(brings={"thoughts": drafts})
     state = insert(state, pack_requests(state, entries if neighbours else entries[:1], ()))
     state = _read(model.params, cfg, state, schedule=schedule)
-    assert state.reading is not None
-    thoughts, states = (np.asarray(x[sequence]) for x in (state.reading.thoughts, state.reading.states))
+    reading = reading_of(state)
+    thoughts, states = (np.asarray(x[sequence]) for x in (reading.thoughts, reading.states))
     length = int(state.cache.length[sequence])
     held = held_by(state.cache, model.cfg, sequence, length, schedule)
     return ReadPrompt(held, length, thoughts[: num_chunks[0]], states)

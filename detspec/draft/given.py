@@ -7,7 +7,6 @@ from detspec.draft.source import DraftParams, DraftSource, costs_nothing, draft_
 from detspec.model.params import Params
 from detspec.schedule import Schedule
 from detspec.state import Draft, GenState
-from detspec.thinking.drafts import draft_no_thoughts
 
 
 def no_draft(
@@ -26,7 +25,7 @@ def no_draft(
     )
 
 
-NONE = DraftSource("none", no_state, no_draft, costs_nothing, executes=False, prior_acceptance=0.0, think=draft_no_thoughts)
+NONE = DraftSource("none", no_state, no_draft, costs_nothing, executes=False, prior_acceptance=0.0)
 
 
 def recorded_draft(

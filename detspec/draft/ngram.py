@@ -3,7 +3,7 @@
 committed 5 7 9 2 5 7    the last two stand at places 0 and 1, too    drafts 9 2 5 7, and again, since a loop goes on
 
 Published as prompt lookup decoding (A. Saxena, 2023); names are those of vLLM's method "ngram". Of the longest matches it takes
-the latest. How often guesses agree after a match of each length is counted on the device, and says how many are verified.
+the latest. How often drafts agree after a match of each length is counted on the device, and says how many are verified.
 """
 
 from functools import cache, partial
@@ -20,12 +20,12 @@ from detspec.state import Draft, DraftState, GenState
 from detspec.struct import Struct
 
 SEARCHED = 4096  # latest positions of a text that are searched, so that steps do not grow with its length
-PRIOR_COUNTS = 4.0  # guesses that the assumed chance counts as
-REMEMBERED = 512.0  # guesses after which older ones count less and less
+PRIOR_COUNTS = 4.0  # drafts that the assumed chance counts as
+REMEMBERED = 512.0  # drafts after which older ones count less and less
 
 
-class Guessed(Struct):
-    """What was guessed for each sequence the last time, to be compared with what became of it."""
+class Looked(Struct):
+    """Prompt lookup of each sequence the last time, to be compared with what became of it."""
 
     matched: jax.Array  # [B] int32, tokens that matched; 0 if none did
     committed: jax.Array  # [B] int32
@@ -48,13 +48,13 @@ def ngram(min_match: int = 2, max_match: int = 4) -> DraftSource:
 
 
 def acceptance_by_match_length(state: DraftState) -> dict[int, float]:
-    """Measured chance that a guess agrees after a match of so many tokens, for those after which any was verified."""
+    """Measured chance that a draft agrees after a match of so many tokens, for those after which any was verified."""
     agreed, differed = np.asarray(state.shared).astype(float)
     return {n: agreed[n] / (agreed[n] + differed[n]) for n in np.flatnonzero(agreed + differed).tolist()}
 
 
 def _init(max_match: int, cfg: ModelConfig, schedule: Schedule, state: GenState) -> DraftState:
-    nothing = Guessed(*(jnp.zeros_like(state.committed) for _ in range(4)))
+    nothing = Looked(*(jnp.zeros_like(state.committed) for _ in range(4)))
     return DraftState(sequences=nothing, shared=jnp.zeros((2, max_match + 1), jnp.float32))
 
 
@@ -91,7 +91,7 @@ def _draft(
     agreed, differed = seen
     assumed = jnp.asarray(_assumed(max_match))
     chance = (agreed + PRIOR_COUNTS * assumed) / (agreed + differed + PRIOR_COUNTS)
-    guessed = Guessed(
+    looked = Looked(
         matched=jnp.where(count > 0, matched, 0),
         committed=state.committed,
         drafted=state.counters.num_draft_tokens,
@@ -104,7 +104,7 @@ def _draft(
         chance=chance[matched],
         final=final,
         cache=state.cache,
-        state=DraftState(sequences=guessed, shared=seen),
+        state=DraftState(sequences=looked, shared=seen),
     )
 
 
@@ -118,7 +118,7 @@ def _latest(state: GenState) -> tuple[jax.Array, jax.Array]:
 
 
 def _counted(state: GenState) -> jax.Array:
-    """How many guesses agreed and differed after matches of each length, `[2, max_match + 1]`, the last ones included."""
+    """How many drafts agreed and differed after matches of each length, `[2, max_match + 1]`, the last ones included."""
     before = state.draft.sequences
     drafted = state.counters.num_draft_tokens - before.drafted
     accepted = state.counters.num_accepted_draft_tokens - before.accepted
@@ -131,5 +131,5 @@ def _counted(state: GenState) -> jax.Array:
 
 
 def _assumed(max_match: int) -> np.ndarray:
-    """Chance of a guess after a match of each length before any was verified: longer matches mislead less."""
+    """Chance of a draft after a match of each length before any was verified: longer matches mislead less."""
     return 1 - np.float32(0.7) ** np.arange(max_match + 1, dtype=np.float32)

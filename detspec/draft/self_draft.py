@@ -1,7 +1,6 @@
 """The model drafts for itself on its cheapest schedule: LLM-42's fast path (arXiv 2601.17768, section 4)."""
 
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +12,9 @@ from detspec.errors import InputError
 from detspec.model.params import Params, quantized
 from detspec.model.transformer import forward
 from detspec.ops.collectives import share_rows
-from detspec.sampler import sample
+from detspec.sampler import choose_fn
 from detspec.schedule import Schedule
 from detspec.state import Draft, GenState, Windows
-from detspec.thinking.drafts import draft_thoughts
 
 
 class _Decoded(NamedTuple):
@@ -27,6 +25,7 @@ class _Decoded(NamedTuple):
     tokens: jax.Array  # [B, D] int32
     logprobs: jax.Array  # [B, D] float32
     num_drafted: jax.Array  # [B] int32
+    following: dict[str, Any]  # states of riders that follow the text, after the tokens so far
     cache: KVCache
 
 
@@ -60,14 +59,16 @@ def self_draft(
             place = jnp.where(offset < step, state.committed[:, None] + offset, state.tokens.shape[1])
             return state.tokens.at[sequence[:, None], place].set(carry.tokens, mode="drop")
 
-        choose = partial(sample, numerics=numerics)
-        chosen, logprob = share_rows(choose, logits_f32, position + 1, state.sampling, texts_fn=texts)
+        riders = state.riders.at(carry.following)
+        choose = choose_fn(riders, numerics)
+        chosen, logprob = share_rows(choose, logits_f32, position + 1, riders.rows(), texts_fn=texts)
         return _Decoded(
             last=chosen,
             going=going & ~state.sampling.is_stop(chosen[:, None])[:, 0],
             tokens=carry.tokens.at[:, step].set(chosen),
             logprobs=carry.logprobs.at[:, step].set(logprob),
             num_drafted=carry.num_drafted + going.astype(jnp.int32),
+            following=riders.after(chosen),
             cache=cache,
         )
 
@@ -77,6 +78,7 @@ def self_draft(
         tokens=jnp.zeros((B, num_tokens), jnp.int32),
         logprobs=jnp.zeros((B, num_tokens), jnp.float32),
         num_drafted=jnp.zeros(B, jnp.int32),
+        following=state.riders.following,
         cache=state.cache,
     )
     with jax.named_scope("draft"):
@@ -97,7 +99,7 @@ def self_draft_cost(num_tokens: int, ordinary_step_s: float) -> float:
     return num_tokens * ordinary_step_s
 
 
-SELF = DraftSource("self", no_state, self_draft, self_draft_cost, executes=True, prior_acceptance=0.99, think=draft_thoughts)
+SELF = DraftSource("self", no_state, self_draft, self_draft_cost, executes=True, prior_acceptance=0.99)
 
 
 def int8_draft(

@@ -16,7 +16,6 @@ from detspec.config import ModelConfig
 from detspec.model.params import Params
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, Draft, DraftState, GenState
-from detspec.thinking.think_prompt import ThinkFn
 
 DraftParams = Any
 DraftFn = Callable[[Params, ModelConfig, GenState], Draft]
@@ -36,7 +35,6 @@ class DraftSource(NamedTuple):
     prior_acceptance: float  # assumed chance that a drafted token agrees, 0 to 1, until it is measured
     searches: bool = False  # it finds its tokens in the sequence's own text, and often none
     derive: Callable[[Params, ModelConfig], DraftParams] | None = None  # its weights, if they follow from the model's
-    think: ThinkFn | None = None  # drafts thoughts into `reading.thoughts`; None if it drafts none
 
 
 class Drafter(NamedTuple):

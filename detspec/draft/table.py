@@ -1,10 +1,9 @@
-"""The table of draft sources by name, for tokens and for thoughts alike.
+"""The table of draft sources by name.
 
-name     tokens                                  thoughts
-"none"   no draft: windows of one token          trivial: there is nothing to think, as published
-"self"   the model's own fast path               the model reads ahead, one chunk of each prompt a pass
-"ngram"  what followed the last tokens before    none
-"int8"   the model with its matrices in int8     none
+"none"    no draft: windows of one token
+"self"    the model's own fast path
+"ngram"   what followed the last tokens before
+"int8"    the model with its matrices in int8
 """
 
 from collections.abc import Mapping

@@ -19,9 +19,9 @@ from detspec.engine.device import PLAIN, Device, GivenText
 from detspec.engine.policy import Plan, large_passes
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
 from detspec.engine.programs import Report
+from detspec.riders.asked import reader_of
+from detspec.riders.counters import COUNTED
 from detspec.schedule import Schedule
-from detspec.state import COUNTED
-from detspec.thinking.thoughts import thought_lists
 
 ORDINARY = "ordinary"
 CERTIFIED = "certified"
@@ -136,41 +136,29 @@ def _difference(probes: Probes, generated: _Generated, targets: np.ndarray, targ
     )
 
 
-def certify_thoughts(device: Device, batch: int) -> str:
-    """Where a model's thoughts about made-up prompts depend on their places or on what was drafted; "" if nowhere.
+def certify_reader(device: Device, batch: int) -> str:
+    """Where what a rider reads in made-up prompts depends on their places or on what was drafted; "" if nowhere.
 
-    The prompts are read twice by the program that the engine reads with: with trivial drafts, and then in reversed places with
-    the thoughts that were found, every third of them changed. Thoughts and bits of states must be the same.
+    The prompts are read twice by the program that the engine reads with: with no drafts, and then in reversed places with what
+    was found, spoilt here and there. What is found must be the same.
     """
+    rider = reader_of(device.riders)
+    if rider is None or rider.reader is None:
+        return ""
     probes = Probes(device, batch)
-
-    def think(**how: Any) -> Any:
-        """A `Reading` in numpy, of prompts that are put in as `how` says."""
-        probes.start(**how)
-        return jax.tree.map(np.asarray, device.thoughts())
-
-    first = think()
-    drafts = [thought_lists(first.thoughts[b, : first.read[b]]) for b in range(batch)]
-    for thought in [thought for of_sequence in drafts for thought in of_sequence][::3]:
-        thought[0] = (thought[0] + 1) % device.model.cfg.vocab_size
-    again = think(reverse=True, thoughts=drafts)
-    for b in range(batch):
-        place = batch - 1 - b
-        same = (first.thoughts[b] == again.thoughts[place]).all(-1)
-        if chunks := np.flatnonzero(~same[: first.read[b]]).tolist():
-            found, other = (thought_lists(x[chunks[:1]])[0] for x in (first.thoughts[b], again.thoughts[place]))
-            return (
-                f"the thought of sequence {b} after chunk {chunks[0]} is {found}, in place {place} after other drafts {other}"
-            )
-        if not same_bits(first.states[b], again.states[place]).all():
-            return f"the states of sequence {b} after its last thought have other bits in place {place}"
-    return ""
+    probes.start()
+    first = jax.device_get(device.read())
+    cfg = device.model.cfg
+    probes.start(reverse=True, brings=[{rider.name: rider.reader.spoilt(cfg, first, b)} for b in range(batch)])
+    again = jax.device_get(device.read())
+    differences = (rider.reader.difference(first, b, again, batch - 1 - b) for b in range(batch))
+    return next(filter(None, differences), "")
 
 
 def certified_passes(device: Device) -> Schedule:
     """The schedule of large passes over given texts, if they find the bits of the anchor's; else the anchor.
 
-    Both read the same made-up texts, for log-probabilities, targets and thoughts.
+    Both read the same made-up texts, for log-probabilities, targets and what riders find.
     """
     large = large_passes(device.schedule, device.config.max_len)
     if large == device.schedule:
@@ -180,7 +168,7 @@ def certified_passes(device: Device) -> Schedule:
 
 
 def _replayed(device: Device, schedule: Schedule) -> Any:
-    """Log-probabilities, targets and thoughts about made-up texts, in numpy, as passes of `schedule` find them."""
+    """Log-probabilities, targets and what riders find in made-up texts, in numpy, as passes of `schedule` find them."""
     probes = Probes(device, device.config.max_requests)
     rng = np.random.default_rng(0)
     new = [rng.integers(0, device.model.cfg.vocab_size, probes.num_new).tolist() for _ in probes.each]
@@ -190,9 +178,9 @@ def _replayed(device: Device, schedule: Schedule) -> Any:
     }
     probes.start(schedule=schedule)
     found = device.replay(probes.placement, texts, PLAIN, schedule=schedule)
-    thoughts = device.thoughts()
+    told = device.told()
     device.clear()
-    return jax.tree.map(np.asarray, (found, None if thoughts is None else thoughts.thoughts))
+    return jax.tree.map(np.asarray, (found, told))
 
 
 class Times(NamedTuple):

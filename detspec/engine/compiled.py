@@ -176,8 +176,9 @@ def _load_or_compile(lowered: Any, options: str, cache: CompileCache, devices: l
     content = cache.read(name)
     if content is not None:
         try:
-            serialized, args, results = pickle.loads(content)
-            return deserialize_and_load(serialized, args, results, devices[0].client, devices)
+            serialized, *_ = pickle.loads(content)
+            # The trees are those of the traced program: functions in them are the same objects, which are compared fast.
+            return deserialize_and_load(serialized, lowered.in_tree, lowered.out_tree, devices[0].client, devices)
         except Exception as error:  # a file of another jaxlib raises errors of any kind
             cache.drop(name, f"it cannot be loaded ({error})")
     before = _jax_hits()
@@ -187,7 +188,7 @@ def _load_or_compile(lowered: Any, options: str, cache: CompileCache, devices: l
     if name in _from_jax:
         return program
     try:
-        content = pickle.dumps(serialize(program))  # before its first call: XLA:CPU cannot write a sort that has run
+        content = pickle.dumps(serialize(program)[:1])  # before its first call: XLA:CPU cannot write a sort that has run
     except Exception as error:  # compilers say in many ways that they cannot
         warnings.warn(f"a compiled program is not kept, its compiler cannot write it: {error}", stacklevel=2)
     else:

@@ -29,7 +29,7 @@ class Load:
     num_ready: int  # all sequences that can; the rest are `behind`
     waiting: bool  # more requests wait for a place
     processing: bool  # some sequences ask for logits processing
-    unread_chunks: int = 0  # chunks of prompts yet to be read with thoughts, in passes of their own: the most it can take
+    unread_chunks: int = 0  # chunks of prompts that a rider has yet to read, in passes of their own: the most it can take
     is_streamed: bool = False  # updates of some sequences are wanted with each step
     stops: bool = False  # the host looks for stop strings
 

@@ -39,14 +39,17 @@ from detspec.engine.programs import (
 from detspec.engine.step_times import BusyClock
 from detspec.environment import chosen_schedule
 from detspec.errors import DivergenceError, InputError
-from detspec.generation.init import idle_sampling, init_state
-from detspec.generation.insert import Entry, no_requests, pack_requests
+from detspec.generation.init import init_riders, init_state
+from detspec.generation.insert import no_requests, pack_requests
 from detspec.generation.loop import NEVER, Limits
 from detspec.generation.score import Asked, Replayed
 from detspec.mesh import COPIES, STATE, Place, made, param_specs, place_of, put
+from detspec.riders.rider import Capacity, Entry, Reader, Rider
+from detspec.riders.riding import Riders
 from detspec.sampling_params import MAX_LOGPROBS
 from detspec.schedule import Schedule
-from detspec.state import NO_DRAFT_STATE, DraftState, Reading
+from detspec.state import NO_DRAFT_STATE, DraftState
+from detspec.thinking.rider import thinking_rider
 
 PLAIN = Asked(processing=False, choose=True, top_k=0)  # what certificates need; prefill takes the same program
 
@@ -70,6 +73,7 @@ class Device:
         room: how many stop tokens and biased tokens a request may have, see `widen`.
         clock: how long the device worked, and waited for the host.
         state: all sequences; every program takes it and gives the next one.
+        riders: what requests may bring values for, and what reads prompts; besides sampling and counters.
         place: where the weights lie, and so the state: a mesh of chips, or one device.
         cache: files of compiled programs; None if none are kept.
         wide_costs: for plans that skip, how long a step takes whose pass reads guesses, in steps whose pass reads none.
@@ -83,10 +87,12 @@ class Device:
             last layer, too, unless the schedule's products leave out rows.
     """
 
-    def __init__(self, model: Model, config: EngineConfig, *, drafters: Mapping[str, Drafter] | None = None) -> None:
+    def __init__(
+        self, model: Model, config: EngineConfig, *, drafters: Mapping[str, Drafter] | None = None, riders: Sequence[Rider] = ()
+    ) -> None:
         """Allocates the cache.
 
-        Raises `InputError` if the device does not run the schedule, or config, drafters and model do not fit together.
+        Raises `InputError` if the device does not run the schedule, or config, drafters, riders and model do not fit together.
         """
         if config.max_len > model.cfg.max_position:
             raise InputError(
@@ -115,8 +121,8 @@ class Device:
         self.shares_pages = shares_pages(model.cfg, self.schedule.numerics)
         if not self.shares_pages and config.num_speculative_tokens > (page := self.schedule.numerics.page):
             raise InputError(
-                f"the model has layers that keep states by sequence, which can be rolled back by a page of {page} tokens: lower "
-                f"num_speculative_tokens, which is {config.num_speculative_tokens}, or raise Numerics.page"
+                f"the model has layers that keep states by sequence, which can be rolled back by a page of {page} tokens: "
+                f"lower num_speculative_tokens, which is {config.num_speculative_tokens}, or raise Numerics.page"
             )
         self.room = Room(config.max_stop_ids, config.max_logit_bias)
         init = partial(
@@ -129,7 +135,9 @@ class Device:
             schedule=self.schedule,
             num_pages=self.num_pages,
         )
-        self.state = made(init, self.place, STATE)
+        thinks = model.cfg.thinking is not None
+        self.riders = (*((thinking_rider(config.thoughts),) if thinks else ()), *riders)
+        self.state = made(lambda: init().replace(riders=self._init_riders()), self.place, STATE)
         self._draft_states: dict[str, DraftState] = {}
         self._derived: dict[str, DraftParams] = {}  # weights of draft sources that are made from the model's
         self._no_requests = put(no_requests(self.state), self.place)
@@ -152,12 +160,16 @@ class Device:
 
     def widen(self, room: Room) -> None:
         """Gives each request `room`: programs are others from now on. All places must be free."""
-        idle = idle_sampling(self.config.max_requests, max_stop_ids=room.stop_ids, max_logit_bias=room.logit_bias)
-        self.state = self.state.replace(sampling=put(idle, self.place))
+        self.room = room
+        self.state = self.state.replace(riders=put(self._init_riders(), self.place))
         self._no_requests = put(no_requests(self.state), self.place)
         self._take_out()
         self._programs.clear()
-        self.room = room
+
+    def _init_riders(self) -> Riders:
+        """The riders of places without requests."""
+        capacity = Capacity(self.config.max_requests, self.config.max_len, *self.room, self.schedule)
+        return init_riders(self.model.cfg, capacity, self.riders)
 
     @property
     def max_pages(self) -> int:
@@ -279,12 +291,21 @@ class Device:
         self._entries = {}
         self._requests = self._no_requests
 
-    def thoughts(self) -> Reading | None:
-        """A copy of what the sequences think; None if the model does not."""
-        return jax.tree.map(jnp.copy, self.state.reading)
+    @property
+    def reader(self) -> Reader | None:
+        """How a rider reads prompts, if one does."""
+        return self.state.riders.reader
+
+    def read(self) -> Any:
+        """A copy of the state of the rider that reads prompts; None if there is none."""
+        return jax.tree.map(jnp.copy, self.state.riders.read_by_rider)
+
+    def told(self) -> jax.Array | None:
+        """A copy of what that rider reports."""
+        return jax.tree.map(jnp.copy, self.state.riders.told)
 
     def _read(self, work: ReadWork, schedule: Schedule | None, asked: Asked | None) -> ProgramCall:
-        static = {"schedule": schedule or self.schedule, "think": self.drafters[self.config.thoughts].source, "asked": asked}
+        static: dict[str, Hashable] = {"schedule": schedule or self.schedule, "asked": asked}
         return ProgramCall(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (COPIES, STATE))
 
     def _step(self, plan: Plan, placement: Placement, limits: Limits, wide_cost: float | None = None) -> ProgramCall:

@@ -32,6 +32,7 @@ from detspec.held import compiler_options
 from detspec.mesh import places_of
 from detspec.model.params import Params, fitted
 from detspec.plain import plain, plain_ids
+from detspec.riders.rider import Rider
 from detspec.sampling_params import SamplingParams
 
 LOOKAHEAD = 4  # rounds of places whose records are put in order together
@@ -58,6 +59,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         drafters: Mapping[str, Drafter] | None = None,
+        riders: Sequence[Rider] = (),
         num_replicas: int = 1,
     ) -> None:
         """Allocates the cache; on several chips, compares them with one. Programs are compiled when a step first needs them.
@@ -66,18 +68,19 @@ class Engine:
             model: the weights, on one device or on a mesh.
             config: how it runs; each replica has room for `config.max_requests`.
             drafters: further draft sources with their weights, by the names that `config.method` may have.
+            riders: what requests may bring values for, see `Request.brings`.
             num_replicas: copies of the weights, each on as many devices of this process as `model` lies on. All of them work at
                 the same time, and share one queue.
 
-        Raises `InputError` if the device does not run the schedule, if config, drafters and model do not fit together, if there
-        are too few devices, or several processes share them, or if the fingerprints of replicas differ.
+        Raises `InputError` if the device does not run the schedule, if config, drafters, riders and model do not fit together,
+        if there are too few devices, or several processes share them, or if the fingerprints of replicas differ.
         """
         config = config or EngineConfig()
         if num_replicas == 1:
-            devices = [Device(model, config, drafters=drafters)]
+            devices = [Device(model, config, drafters=drafters, riders=riders)]
         else:
             devices = [
-                Device(moved(model, place), config, drafters=drafters_at(place, drafters or {}))
+                Device(moved(model, place), config, drafters=drafters_at(place, drafters or {}), riders=riders)
                 for place in places_of(model.cfg, model.params, num_replicas)
             ]
         self._drive_on(devices, agreement_of(devices[0].place))
@@ -199,8 +202,7 @@ class Engine:
         Raises:
             InputError: the request is unsound or does not fit this engine, see `request`.
         """
-        samples = check_request(self.model, self.config, request).samples()
-        self._loop.add(samples, stream=stream, outbox=outbox)
+        self._loop.add(check_request(self.model, self.config, request), stream=stream, outbox=outbox)
 
     def abort(self, id: str) -> None:
         """Ends all samples of a request at the next step; their last updates hold what was committed, reason "abort"."""
@@ -328,7 +330,7 @@ class Engine:
 
         Returns what is known of each program so far.
 
-        Raises `InputError` if thoughts of this model depend on places or drafts on this device.
+        Raises `InputError` if what a rider reads in prompts depends on places or drafts on this device.
         """
         share = None if num_requests is None else -(-num_requests // len(self.replicas))
         self._loop.on_each(lambda replica: replica.preparation.ahead(share, needs or Needs(), first_only=first_only))
@@ -338,7 +340,7 @@ class Engine:
         """Makes one program that can run all that `needs` say, any requests if None; leaves the others to `go_on_preparing`.
 
         Processes that share a mesh make all of them at once, because each must make the same at the same time. Raises
-        `InputError` if thoughts of this model depend on places or drafts on this device.
+        `InputError` if what a rider reads in prompts depends on places or drafts on this device.
         """
         self.compile_behind()
         if self.compiles_behind:

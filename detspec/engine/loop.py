@@ -8,7 +8,7 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from detspec.checkpoint.load import Model
@@ -18,6 +18,7 @@ from detspec.engine.replica import Replica, Traffic
 from detspec.engine.request import Request, Stats, Update
 from detspec.engine.sequence import NOT_OF_ONE, SequenceState, update_of
 from detspec.errors import InputError
+from detspec.riders.asked import brought
 
 
 class Loop:
@@ -69,10 +70,15 @@ class Loop:
         """Samples that have a place on a device, or whose given texts are read there."""
         return sum(len(replica.in_flight) for replica in self.replicas)
 
-    def add(self, samples: Iterable[Request], *, stream: bool, outbox: deque[Update] | None) -> None:
-        """Queues checked `samples`; any thread may call it."""
+    def add(self, request: Request, *, stream: bool, outbox: deque[Update] | None) -> None:
+        """Queues the samples of a checked `request`; any thread may call it.
+
+        Raises `InputError` if it brings a value that no rider takes.
+        """
         outbox = self.outbox if outbox is None else outbox
-        self._traffic.inbox.extend([SequenceState(sample, self.model.token_bytes, outbox, stream) for sample in samples])
+        says = brought(self.replicas[0].device.riders, request)
+        token_bytes = self.model.token_bytes
+        self._traffic.inbox.extend([SequenceState(each, token_bytes, outbox, stream, says) for each in request.samples()])
 
     def end(self, whose: str | deque[Update]) -> None:
         """Ends requests at the next step: aborts those of an id, or drops those of an outbox; any thread may call it."""

@@ -14,12 +14,13 @@ from functools import partial
 
 from detspec.draft.table import SOURCES
 from detspec.engine.agreement import Agreement, Alone
-from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, Times, certify, certify_thoughts, time_plans
+from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, Times, certify, certify_reader, time_plans
 from detspec.engine.decide import Facts, Load
 from detspec.engine.device import Device
 from detspec.engine.policy import Drafting, Needs, Plan, allowed_drafts, canonical_plans, needed_batches, ordinary_plan
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.errors import DivergenceError, InputError
+from detspec.riders.asked import reader_of
 
 LOG = logging.getLogger("detspec")
 WORTH_DRAFTING = 0.8  # one of several drafts is tried if it costs less than this share of the canonical steps it may save
@@ -40,7 +41,7 @@ class Planner:
         self._drafts = allowed_drafts(device.config, device.schedule, [name for name in device.drafters if name not in SOURCES])
         self._rows = device.schedule.budget.rows
         self._tried: set[tuple[int, bool, Drafting]] = set()  # batch, processing
-        self._thoughts_certified = False
+        self._reader_certified = False
         self.coming: tuple[Plan, ...] = ()  # plans that are being made behind what runs
         self.failed: dict[str, Plan | None] = {}  # labels of what raised while it was made behind, with the plan that it is
 
@@ -67,14 +68,14 @@ class Planner:
     def prepare_first(self, num_requests: int, needs: Needs) -> None:
         """Makes one plan for `num_requests` at once, or one of each kind that they need; all places must be free.
 
-        More requests than there are places need the largest batch. Raises `InputError` if thoughts depend on places or drafts
-        on this device.
+        More requests than there are places need the largest batch. Raises `InputError` if what a rider reads in prompts depends
+        on places or drafts on this device.
         """
         if not self.certificates:  # nothing has been prefilled yet
             self._device.prefills_apart = self._device.may_prefill_apart and not needs.deterministic
         for batch in needed_batches(self._device.config, num_requests)[-1:]:
             self._device.start_compiling(self._surely_tried([batch], needs))
-            self._certify_thoughts()
+            self._certify_reader()
             for drafting in self._drafts if needs.deterministic else ():
                 if not self._usable(batch, needs.processing):
                     deque(self._try_draft(batch, needs.processing, drafting), maxlen=0)
@@ -98,13 +99,13 @@ class Planner:
         other are certified anew, all in the first piece.
 
         All places must be free whenever it goes on. Raises `DivergenceError` and, unless they are optional, what certifying
-        raises: `InputError` if thoughts depend on places or drafts on this device.
+        raises: `InputError` if what a rider reads depends on places or drafts on this device.
         """
         with self._attempt(PREFILL, optional=optional):
             yield tuple(self._certified()) if self._moves_prefill() else ()
             if self._moves_prefill():
                 self._move_prefill()
-            self._certify_thoughts()
+            self._certify_reader()
         for batch in self._incomplete(batches, needs):
             ordinary = ordinary_plan(batch, needs.processing)
             if ordinary not in self.certificates and ordinary.label not in self.failed:
@@ -128,7 +129,7 @@ class Planner:
         """Forgets what is known of programs, which are others from now on; their times remain estimates."""
         self.certificates.clear()
         self._tried.clear()
-        self._thoughts_certified = False
+        self._reader_certified = False
         self.coming = ()
         self.failed.clear()
 
@@ -246,16 +247,16 @@ class Planner:
     def _move_prefill(self) -> None:
         """Gives prefill its own program, and certifies anew what was certified with the other, which stays if this raises."""
         before = dict(self.certificates)
-        were_thoughts_certified = self._thoughts_certified
+        was_reader_certified = self._reader_certified
         self._device.prefills_apart = True
-        self._thoughts_certified = False  # prompts are thought about by the program that prefills
+        self._reader_certified = False  # a rider reads prompts in the program that prefills
         try:
             for plan in self._certified():  # what requests needed meanwhile, too
                 self._certify(plan)
-            self._certify_thoughts()
+            self._certify_reader()
         except Exception:
             self._device.prefills_apart = False
-            self._thoughts_certified = were_thoughts_certified
+            self._reader_certified = was_reader_certified
             self.certificates.update(before)
             raise
 
@@ -270,15 +271,16 @@ class Planner:
         cost_s = source.cost_s(plan.num_drafts, self.step_times.known(ordinary_plan(plan.batch, plan.processing)))
         return cost_s < WORTH_DRAFTING * plan.num_drafts * min(map(self.step_times.known, decoding))
 
-    def _certify_thoughts(self) -> None:
-        if self._device.model.cfg.thinking is None or self._thoughts_certified:
+    def _certify_reader(self) -> None:
+        rider = reader_of(self._device.riders)
+        if rider is None or self._reader_certified:
             return
-        if differs := certify_thoughts(self._device, self._device.config.max_requests):
+        if differs := certify_reader(self._device, self._device.config.max_requests):
             raise InputError(
-                f"this device does not certify thoughts, so determinism cannot be promised: {differs}. Try "
+                f"this device does not certify {rider.name}, so determinism cannot be promised: {differs}. Try "
                 'Schedule(Numerics(linear="pinned"))'
             )
-        self._thoughts_certified = True
+        self._reader_certified = True
         self._device.clear()
 
     def _certify(self, plan: Plan) -> None:

@@ -6,8 +6,8 @@ fill their page tables. Each writes only to pages of its own at the end. Pages o
     probe 0    table [1 2 1 2 1 3 4 5]     begins at position 83, in its first own page, and crosses the border at 96
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from detspec.cache import SCRATCH_PAGE
 from detspec.engine.device import Device
 from detspec.engine.policy import NEVER, Plan
 from detspec.engine.programs import Placement, Report
-from detspec.generation.checks import thinks
-from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
+from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
+from detspec.thinking.rider import thinks
 
 NUM_NEW = 24  # tokens that a probe generates
 PROMPT = 40  # tokens that it reads before
@@ -109,22 +109,18 @@ class Probes:
         return self._placement([probe.pages for probe in self.each])
 
     def start(
-        self,
-        *,
-        thoughts: Sequence[Sequence[Sequence[int]]] | None = None,
-        reverse: bool = False,
-        schedule: Schedule | None = None,
+        self, *, brings: Sequence[Mapping[str, Any]] | None = None, reverse: bool = False, schedule: Schedule | None = None
     ) -> None:
         """Puts the probes into their places and prefills them, by passes of `schedule`; in `reverse` the last one comes first.
 
-        `thoughts` are drafts of what each probe's prompt makes a model think.
+        `brings` is what each of them brings for riders, nothing by default.
         """
         if any(probe.known for probe in self.each):
             self._fill()
-        self.device.put(self.entries(thoughts=thoughts, reverse=reverse))
+        self.device.put(self.entries(brings=brings, reverse=reverse))
         self.device.prefill(self.placement, NEVER, schedule=schedule)
 
-    def entries(self, *, thoughts: Sequence[Sequence[Sequence[int]]] | None = None, reverse: bool = False) -> list[Entry]:
+    def entries(self, *, brings: Sequence[Mapping[str, Any]] | None = None, reverse: bool = False) -> list[Entry]:
         """The probes as they go into their places, see `start`."""
         places = range(len(self.each))
         return [
@@ -133,7 +129,7 @@ class Probes:
                 tokens=probe.tokens,
                 sampling=probe.sampling,
                 length=probe.known,
-                thoughts=() if thoughts is None else thoughts[b],
+                brings={} if brings is None else brings[b],
             )
             for b, (place, probe) in enumerate(zip(places[::-1] if reverse else places, self.each, strict=True))
         ]

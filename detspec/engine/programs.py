@@ -16,18 +16,16 @@ from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.generation.insert import Requests, put_requests
 from detspec.generation.loop import Limits, dvr_step, ordinary_step, run
-from detspec.generation.passes import limited, missing, stretches
-from detspec.generation.prefill import fill
+from detspec.generation.prefill import fill, read_by_riders
 from detspec.generation.score import Asked, Replayed, read
 from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.held import Jitted
 from detspec.model.params import Params
 from detspec.ops.attention.api import copy_fn
+from detspec.passes import limited, missing, spans
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState
 from detspec.struct import Struct
-from detspec.thinking.think_prompt import think_prompt
-from detspec.thinking.thoughts import is_trivial
 
 Array = jax.Array | np.ndarray
 
@@ -94,7 +92,7 @@ class Report(Struct):
     """What the host reads after a segment about the `b` sequences that it stepped; copies, so that the state can go on."""
 
     packed: jax.Array  # [b, 13] int32, fields of SequenceProgress
-    thoughts: jax.Array | None  # [b, X, M] int32, of models that think
+    told: jax.Array | None  # [b, ...], what the rider that reads prompts reports, if there is one
     tokens: jax.Array  # [b, max_len] int32
     logprobs: jax.Array  # [b, max_len] float32
 
@@ -111,38 +109,30 @@ class Report(Struct):
         return SequenceProgress(steps, committed, length, finish, packed[:, 4:])
 
 
-@partial(Jitted, static_argnames=("cfg", "schedule", "think", "asked"), donate_argnames=("state",))
+@partial(Jitted, static_argnames=("cfg", "schedule", "asked"), donate_argnames=("state",))
 def read_sequences(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    work: ReadWork,
-    *,
-    schedule: Schedule,
-    think: DraftSource,
-    asked: Asked | None,
+    params: Params, cfg: ModelConfig, state: GenState, work: ReadWork, *, schedule: Schedule, asked: Asked | None
 ) -> tuple[Replayed | None, GenState]:
     """Puts requests into their places and catches up all places in use; or replays given texts. Either half is often not used.
 
     The last token of a text is read only where targets are asked for, since it says nothing about the text.
 
-    Catching up ends where a number of passes does. Prompts that are to be thought about come first, in as many passes at most;
-    `think` drafts the thoughts of new requests that bring none. A replay reads the texts of all places in use, and says what
-    was `asked`; sequences keep their own tokens and lengths. A program for which nothing is `asked` only catches up.
+    Catching up ends where a number of passes does. Prompts that a rider reads come first, in as many passes at most. A replay
+    reads the texts of all places in use, and says what was `asked`; sequences keep their own tokens and lengths. A program for
+    which nothing is `asked` only catches up.
     """
     texts = jax.tree.map(jnp.asarray, work.texts)
     is_replay = jnp.any(texts.length > 0)
     max_passes = jnp.where(is_replay, 0, jnp.asarray(work.max_passes))  # of catching up
     after = _arranged(put_requests(state, work.requests), work.placement)
-    if after.reading is not None:
-        after = _with_thoughts(params, cfg, after, work.requests, schedule=schedule, think=think)
-        after = think_prompt(params, cfg, after, schedule=schedule, max_passes=max_passes)
+    new = jnp.asarray(work.requests.chosen)
+    after = read_by_riders(params, cfg, after, schedule=schedule, new=new, max_passes=max_passes)
     lacking = limited(missing(after, schedule), max_passes, schedule)
     if asked is None:
         cache = fill(params, cfg, after, lacking, schedule=schedule)
         return None, after.replace(cache=cache.replace(length=jnp.maximum(after.cache.length, lacking.end)))
     end = texts.length if asked.choose else jnp.maximum(texts.length - 1, 0)
-    text = stretches(texts.start, jnp.where(jnp.asarray(work.placement.in_use), end, 0), schedule)
+    text = spans(texts.start, jnp.where(jnp.asarray(work.placement.in_use), end, 0), schedule)
     nothing = jnp.full_like(texts.length, texts.tokens.shape[1] + 1)  # no position is
     given, tokens, committed, wanted_from = jax.tree.map(
         lambda of_text, own: jnp.where(is_replay, of_text, own),
@@ -207,7 +197,7 @@ def run_segment(
     part, steps = run(part, step_fn, limits=limits, num_sequences=num_sequences)
     progress = [jnp.full_like(part.committed, steps), part.committed, part.cache.length, part.finish]
     packed = jnp.concatenate([jnp.stack(progress, axis=1), part.counters.counts], axis=1)
-    report = Report(packed, None if part.reading is None else part.reading.thoughts, part.tokens, part.logprobs)
+    report = Report(packed, part.riders.told, part.tokens, part.logprobs)
     if not takes_all:
         return put_sequences(state, chosen, part).with_processing(True), report
     return part.with_processing(True), jax.tree.map(lambda x: x[chosen], report)
@@ -222,18 +212,6 @@ def copy_pages(state: GenState, cfg: ModelConfig, source: jax.Array, target: jax
         return array if declared.by_seat else copy(array, source, target)
 
     return state.replace(cache=state.cache.replace(pools=map_pools(copied, cfg, numerics, state.cache.pools)))
-
-
-def _with_thoughts(
-    params: Params, cfg: ModelConfig, state: GenState, requests: Requests, *, schedule: Schedule, think: DraftSource
-) -> GenState:
-    """`state` with thoughts drafted for new requests that bring none; those that come back bring their own."""
-    assert state.reading is not None
-    if think.think is None or think.name == "none":
-        return state  # `put_requests` left drafts of trivial thoughts
-    brings_none = is_trivial(state.reading.thoughts, state.reading.end_id).all(1)
-    new = state.live & jnp.asarray(requests.chosen) & brings_none
-    return think.think(params, cfg, state.replace(live=new), schedule).replace(live=state.live)
 
 
 def _arranged(state: GenState, placement: Placement) -> GenState:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
@@ -64,7 +65,7 @@ class Replica:
         self.preparation = Preparation(device, self.planner, self.empty)
         self.pool = PagePool(device.num_pages)
         self.num_tokens = 0
-        thinking = device.model.cfg.thinking
+        reader = device.reader
         self.scheduler = Scheduler(
             self.pool,
             traffic.queue,
@@ -72,7 +73,7 @@ class Replica:
             shape=(config.max_requests, device.max_pages),
             sharing=config.prefix_sharing and device.shares_pages,
             window=device.schedule.budget.window,
-            chunk=None if thinking is None else thinking.chunk,
+            passes_fn=None if reader is None else partial(reader.passes, device.model.cfg),
         )
         self._agreement = agreement
         self._traffic = traffic
@@ -147,6 +148,7 @@ class Replica:
         some = [sequence for sequence in self.scheduler.all if not sequence.is_given]
         if some and share:
             needs = Needs.of(sequence.request.sampling for sequence in some)
+            needs = needs._replace(processing=any(sequence.request.needs_processing for sequence in some))
             self.preparation.for_requests(min(len(some), share), needs, is_running=bool(self.sequences))
         admitted = self.scheduler.admit(self._alone, most=share, others=[other.scheduler for other in others])
         if admitted:
@@ -190,7 +192,7 @@ class Replica:
                 return
             self._segments.fetch(sequence)
             end_if_done(sequence)  # tokens after a stop string are void here, too
-            sequence.thoughts.clear()  # the prompt may not have been read to its end
+            sequence.found.clear()  # the prompt may not have been read to its end
             sequence.finish_reason = ABORTED
             self._end(sequence, keep=False)
 

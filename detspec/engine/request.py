@@ -4,8 +4,8 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,13 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError, shown
-from detspec.generation.checks import check_ids, check_prompt, check_type, thinks
+from detspec.generation.checks import check_ids, check_prompt, check_type
 from detspec.plain import plain_ids
+from detspec.riders.counters import Stats as Stats
+from detspec.riders.rider import NOTHING
 from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, STOP
+from detspec.thinking.rider import thinks
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length", NOT_FINITE: "error"}
 ABORTED = "abort"
@@ -42,6 +45,7 @@ class Request:
         given_token_ids: what follows the prompt, to be scored; if there is any, nothing is generated.
         replays: the given tokens, maybe none, are a record of the request: what the canonical pass has in their places goes out
             as `Completion.replay`, and nothing else.
+        brings: values for the engine's riders, by their names.
     """
 
     id: str
@@ -50,11 +54,17 @@ class Request:
     index: int = 0
     given_token_ids: tuple[int, ...] = ()
     replays: bool = False
+    brings: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def is_given(self) -> bool:
         """Whether its new tokens are given, and nothing is generated."""
         return self.replays or bool(self.given_token_ids)
+
+    @property
+    def needs_processing(self) -> bool:
+        """Whether it asks for more than a temperature."""
+        return self.sampling.needs_processing or bool(self.brings)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_token_ids", plain_ids(self.prompt_token_ids))
@@ -83,49 +93,6 @@ class Thought:
     text: str
     token_ids: tuple[int, ...]
     is_cut: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Stats:
-    """What speculation did for one request; names are vLLM's where it has them. It is no deterministic fact.
-
-    Attributes:
-        num_verify_passes: canonical passes that verified a stretch of the text.
-        num_draft_tokens: drafted tokens that these passes read.
-        num_accepted_draft_tokens: drafted tokens that equal the pass's choice, and all before them do.
-        num_rollbacks: passes after which the cache was set back.
-        num_recomputed_tokens: drafted tokens from the first rejected one on.
-        num_read_passes: canonical passes that held chunks of a prompt that was read with thoughts.
-        num_draft_thoughts: drafted thoughts that were verified.
-        num_accepted_thoughts: drafted thoughts that were accepted.
-        num_rejected_thoughts: passes that ended at a rejected thought.
-    """
-
-    num_verify_passes: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    num_rollbacks: int = 0
-    num_recomputed_tokens: int = 0
-    num_read_passes: int = 0
-    num_draft_thoughts: int = 0
-    num_accepted_thoughts: int = 0
-    num_rejected_thoughts: int = 0
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; 1 if nothing was drafted."""
-        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 1.0
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens committed by one verification on average: `1 + accepted / passes`."""
-        return 1 + self.num_accepted_draft_tokens / self.num_verify_passes if self.num_verify_passes else 1.0
-
-    def __add__(self, other: "Stats") -> "Stats":
-        return Stats(*(getattr(self, name) + getattr(other, name) for name in STATS_FIELDS))
-
-
-STATS_FIELDS = tuple(field.name for field in dataclasses.fields(Stats))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -216,12 +183,20 @@ class Update(NamedTuple):
 
 
 def completion_digest(
-    request: Request, token_ids: tuple[int, ...], logprobs: np.ndarray, thoughts: Sequence[Sequence[int]], context: str
+    request: Request,
+    token_ids: tuple[int, ...],
+    logprobs: np.ndarray,
+    found: Sequence[Any],
+    context: str,
+    brought: Mapping[str, Any] = NOTHING,
 ) -> str:
-    """Digest of a completion within `context`, the digest of everything else its bits depend on."""
+    """Digest of a completion within `context`, the digest of everything else its bits depend on.
+
+    `found` is what a rider found in its prompt, `brought` are the facts of what the request brings for riders.
+    """
     bits = logprobs.astype(np.float32).view(np.uint32).tolist()
     asked = list(request.prompt_token_ids), request.sampling.facts()
-    facts = [context, *asked, list(token_ids), bits, list(map(list, thoughts))]
+    facts = [context, *asked, list(token_ids), bits, list(found), *([brought] if brought else [])]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -256,7 +231,7 @@ def to_replay(
     """
 
     def likeness(request: Request) -> tuple[bool, bool, tuple[int, ...]]:
-        return request.sampling.needs_processing, request.sampling.temperature > 0, request.prompt_token_ids
+        return request.needs_processing, request.sampling.temperature > 0, request.prompt_token_ids
 
     waiting = enumerate(records)
     while ahead := list(itertools.islice(waiting, lookahead)):

@@ -8,10 +8,11 @@ pages, and 21 of the 22 tokens left in a partial one (the last token of all is t
 
     keys    [0 64) [64 128) [128 149)      another sample of this prompt holds the first two pages too, and copies the third
 
-Prompts that are read with thoughts share nothing: a sequence that skipped a page would lack its thoughts and their states.
+Keys begin with what a rider says that keys and values depend on. Where it gives no key, nothing is shared.
 """
 
 import contextlib
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -54,12 +55,13 @@ class Scheduler:
         shape: tuple[int, int],
         sharing: bool = True,
         window: int,
-        chunk: int | None = None,
+        passes_fn: Callable[[int, int], int] | None = None,
     ) -> None:
         """Schedulers of several devices may share one `queue`.
 
-        `page` is the positions of a page, `shape` that of the page table, `window` the longest window of a prefill pass, and
-        `chunk` is `C` of a model that thinks, else None. Without `sharing` no two sequences share pages.
+        `page` is the positions of a page, `shape` that of the page table, `window` the longest window of a prefill pass.
+        `passes_fn` says how many passes a rider takes at most to read a prompt of so many tokens, so many of which it has read;
+        None if none reads. Without `sharing` no two sequences share pages.
         """
         self.sequences: list[SequenceState] = []
         self.queue = queue
@@ -71,7 +73,7 @@ class Scheduler:
         self._page = page
         self._sharing = sharing
         self._window = window
-        self._chunk = chunk
+        self._passes_fn = passes_fn
 
     @property
     def all(self) -> list[SequenceState]:
@@ -128,7 +130,7 @@ class Scheduler:
             num_ready=len(self.sequences) - len(behind),
             unread_chunks=sum(map(self._unread_chunks, self.sequences)),
             waiting=bool(self.queue),
-            processing=any(sequence.request.sampling.needs_processing for sequence in self.sequences),
+            processing=any(sequence.request.needs_processing for sequence in self.sequences),
             is_streamed=any(sequence.streamed for sequence in self.sequences),
             stops=any(sequence.request.sampling.stop for sequence in self.sequences),
         )
@@ -179,9 +181,8 @@ class Scheduler:
             return
         if keep and self._shares(sequence):
             known = min(sequence.canonical, sequence.length, len(sequence.tokens))
-            for key, page in zip(
-                prefix_keys(self.pool.root, sequence.tokens[:known], self._page), sequence.pages, strict=False
-            ):
+            keys = prefix_keys(self._root(sequence), sequence.tokens[:known], self._page)
+            for key, page in zip(keys, sequence.pages, strict=False):
                 self.pool.register(key, page)
         for key in sequence.keys:
             self._stop_filling(sequence, key)
@@ -197,7 +198,7 @@ class Scheduler:
             self.remove(sequence, keep=False)
 
     def _shares(self, sequence: SequenceState) -> bool:
-        return self._sharing and not sequence.thinks
+        return self._sharing and sequence.shares
 
     def _awaits(self, sequence: SequenceState) -> bool:
         """Whether another sequence is just filling a page that `sequence` could share if it came a little later."""
@@ -248,20 +249,26 @@ class Scheduler:
         return max(0, self._pages_for(num_positions) - len(sequence.pages))
 
     def _unread_chunks(self, sequence: SequenceState) -> int:
-        """Chunks of its prompt that `sequence` has yet to read and to think about."""
-        if not sequence.thinks or self._chunk is None:
+        """Chunks of the prompt of `sequence` that a rider has yet to read, in a pass each at most."""
+        if not sequence.brought.is_read or self._passes_fn is None:
             return 0
-        return max(0, (sequence.prompt_len - 1) // self._chunk - sequence.length // self._chunk)
+        return self._passes_fn(sequence.prompt_len, sequence.length)
 
     def _keys(self, sequence: SequenceState) -> list[bytes]:
         """Keys of the whole pages; and of the partial one, if there is one and it is the prompt's. None without sharing."""
         if not sequence.keys and self._shares(sequence):
             needed = sequence.tokens[:-1]
-            sequence.keys = prefix_keys(self.pool.root, needed, self._page)
+            root = self._root(sequence)
+            sequence.keys = prefix_keys(root, needed, self._page)
             tail = needed[len(sequence.keys) * self._page :]
             if tail and len(sequence.tokens) == sequence.prompt_len:
-                sequence.keys.append(partial_key(sequence.keys[-1] if sequence.keys else self.pool.root, tail))
+                sequence.keys.append(partial_key(sequence.keys[-1] if sequence.keys else root, tail))
         return sequence.keys
+
+    def _root(self, sequence: SequenceState) -> bytes:
+        """What the keys of its pages begin with: what all keys and values depend on, and what its own depend on."""
+        key = sequence.brought.page_key
+        return hashlib.sha256(self.pool.root + key).digest() if key else self.pool.root
 
     def _stop_filling(self, sequence: SequenceState, key: bytes) -> None:
         if self._filling.get(key) is sequence:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,16 +12,16 @@ from detspec.engine.decide import Segment
 from detspec.engine.device import Device, GivenText
 from detspec.engine.policy import NEVER, Plan
 from detspec.engine.programs import Placement, Report, SequenceProgress
-from detspec.engine.request import STATS_FIELDS, Likeliest, Replay, Stats
+from detspec.engine.request import Likeliest, Replay
 from detspec.engine.scheduler import Admitted
 from detspec.engine.sequence import SequenceState, asked_from, wants_replay
 from detspec.engine.step_times import Acceptance, Observe
 from detspec.generation import score
-from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
+from detspec.riders.asked import reader_of
+from detspec.riders.counters import Stats
+from detspec.riders.rider import Entry
 from detspec.schedule import Schedule
-from detspec.state import COUNTED
-from detspec.thinking.thoughts import thought_lists
 
 CHECKED_EVERY = 256  # so many reports: then the copies on all chips are compared
 
@@ -49,7 +49,7 @@ class Scoring(NamedTuple):
     sequences: tuple[SequenceState, ...]
     places: tuple[int, ...]  # which they had when it was started
     found: score.Replayed
-    thoughts: jax.Array | None  # [B, X, M] int32, of models that think
+    told: jax.Array | None  # [B, ...], what the rider that reads prompts reports, if it read some of them
 
 
 class Segments:
@@ -67,7 +67,7 @@ class Segments:
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
         """Copies the pages that sequences begin with, and puts them into their places when the next segment starts."""
-        entries = [_entry(each.sequence) for each in admitted if not each.sequence.is_given]
+        entries = [self._entry(each.sequence) for each in admitted if not each.sequence.is_given]
         self._device.put(entries)
         copies = [one.copy for one in admitted if one.copy[0] != SCRATCH_PAGE]
         if copies:
@@ -76,7 +76,7 @@ class Segments:
     def start(self, plan: Plan, segment: Segment, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Starts a segment over `sequences`, all that have a place, and does not wait for it."""
         device = self._device
-        assert plan.processing or not any(sequence.request.sampling.needs_processing for sequence in sequences)
+        assert plan.processing or not any(sequence.request.needs_processing for sequence in sequences)
         placement = _placement(sequences, page_table, plan.batch)
 
         def step(num_steps: int) -> Report:
@@ -102,11 +102,11 @@ class Segments:
         They read from what their pages hold on. Targets alone are found in passes of the schedule `large`.
         """
         device = self._device
-        thinking = any(sequence.thinks for sequence in sequences)
+        is_read = any(sequence.brought.is_read for sequence in sequences)
         says_likeliest = any(wants_replay(each.request) or not each.request.replays for each in sequences)
         schedule = device.schedule if says_likeliest else large
-        entries = [_entry(sequence) for sequence in sequences]
-        reads_first = thinking or not says_likeliest  # passes that say nothing need no logits
+        entries = [self._entry(sequence) for sequence in sequences]
+        reads_first = is_read or not says_likeliest  # passes that say nothing need no logits
         if reads_first:
             device.put(entries)
             device.prefill(_placement(in_places, page_table, len(in_places)), NEVER, schedule=schedule)
@@ -116,13 +116,13 @@ class Segments:
             assert sequence.place is not None
             wanted_from = asked_from(sequence.request)
             known = sequence.prompt_len - 1 if reads_first else sequence.length
-            start = known if sequence.thinks else min(known, max(0, wanted_from - 1))
+            start = known if sequence.brought.is_read else min(known, max(0, wanted_from - 1))
             texts[sequence.place] = GivenText([*sequence.tokens, *sequence.request.given_token_ids], start, wanted_from)
         placement = _placement(sequences, page_table, len(sequences))
         asked = self._asked(sequences, says_likeliest=says_likeliest)
         found = device.replay(placement, texts, asked, entries=entries, schedule=schedule)
-        state = device.thoughts() if thinking else None
-        self._reading.append(Scoring(tuple(sequences), tuple(texts), found, None if state is None else state.thoughts))
+        told = device.told() if is_read else None
+        self._reading.append(Scoring(tuple(sequences), tuple(texts), found, told))
 
     @property
     def being_read(self) -> list[SequenceState]:
@@ -139,7 +139,7 @@ class Segments:
         found: list[tuple[SequenceState, Replay | Likeliest]] = []
         for _ in range(number):
             reading = self._reading.popleft()
-            said = jax.device_get((reading.found, reading.thoughts))
+            said = jax.device_get((reading.found, reading.told))
             self._device.clock.lap()
             for sequence, place in zip(reading.sequences, reading.places, strict=True):
                 if not sequence.finish_reason:
@@ -176,16 +176,14 @@ class Segments:
         return num_passes, self._update(running, progress)
 
     def fetch(self, sequence: SequenceState) -> None:
-        """Brings the tokens and thoughts that `sequence` knows of itself up to what it has committed."""
+        """Brings what `sequence` knows of itself, tokens and what a rider found, up to what it has committed."""
         if self._running is None or sequence not in self._running.sequences:
             return
         report = self._running.last
         place = self._running.sequences.index(sequence)
         sequence.extend(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
-        thinking = self._device.model.cfg.thinking
-        if report.thoughts is not None and thinking is not None and sequence.thinks:
-            num_read = min(sequence.length, sequence.prompt_len - 1) // thinking.chunk
-            sequence.thoughts = thought_lists(np.asarray(report.thoughts)[place, :num_read])
+        if report.told is not None:
+            sequence.found = self._found_by_rider(sequence, np.asarray(report.told)[place], sequence.length)
 
     def replay(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Replays the texts of `sequences`, still in their places, for the likeliest tokens, or the prompt's."""
@@ -210,38 +208,55 @@ class Segments:
     def _asked(self, sequences: Sequence[SequenceState], *, says_likeliest: bool) -> score.Asked:
         """What passes are to say: targets of records, and at least as many of the likeliest tokens as is asked for."""
         asked = [sequence.request.sampling for sequence in sequences]
-        processing = any(sampling.needs_processing for sampling in asked)
+        processing = any(sequence.request.needs_processing for sequence in sequences)
         choose = any(sequence.request.replays for sequence in sequences)
         if not says_likeliest:
             return score.Asked(processing, choose, top_k=0)
         most = max(max(sampling.logprobs, sampling.prompt_logprobs or 0) for sampling in asked)
         return score.Asked.likeliest(processing, most, self._device.model.cfg.vocab_size)._replace(choose=choose)
 
-    def _found(
-        self, sequence: SequenceState, place: int, found: score.Replayed, thoughts: np.ndarray | None
-    ) -> Replay | Likeliest:
+    def _found(self, sequence: SequenceState, place: int, found: score.Replayed, told: np.ndarray | None) -> Replay | Likeliest:
         """What the passes say of the given text of `sequence`."""
         likeliest = _likeliest(found, place)
         if not sequence.request.replays:
             return likeliest
         given = slice(sequence.prompt_len, sequence.committed)
         new = slice(sequence.prompt_len, sequence.committed + 1)
-        thinking = self._device.model.cfg.thinking
-        thought: list[list[int]] = []
-        if thoughts is not None and thinking is not None and sequence.thinks:
-            thought = thought_lists(thoughts[place, : (sequence.prompt_len - 1) // thinking.chunk])
         return Replay(
             targets=np.asarray(found.targets)[place, new],
             logprobs=np.asarray(found.target_logprobs)[place, new],
             given_logprobs=np.asarray(found.logprobs)[place, given],
             likeliest=likeliest if wants_replay(sequence.request) else None,
-            thoughts=thought,
+            thoughts=[] if told is None else self._found_by_rider(sequence, told[place], sequence.prompt_len),
+        )
+
+    def _found_by_rider(self, sequence: SequenceState, told: np.ndarray, length: int) -> list[Any]:
+        """What the rider that reads prompts has found in the first `length` positions of `sequence`, of what it `told`."""
+        reader = self._device.reader
+        if reader is None or not sequence.brought.is_read:
+            return []
+        return reader.found(self._device.model.cfg, told, sequence.prompt_len, length)
+
+    def _entry(self, sequence: SequenceState) -> Entry:
+        """`sequence` as it goes into its place."""
+        assert sequence.place is not None
+        brings = dict(sequence.request.brings)
+        if sequence.found and (rider := reader_of(self._device.riders)) is not None:
+            brings[rider.name] = sequence.found
+        return Entry(
+            place=sequence.place,
+            tokens=sequence.tokens,
+            sampling=sequence.request.sampling,
+            prompt_len=sequence.prompt_len,
+            logprobs=sequence.logprobs,
+            length=sequence.length,
+            brings=brings,
         )
 
     def _update(self, running: Running, progress: SequenceProgress) -> int:
         """Tells the sequences how far they are, and the planner what drafts brought."""
         facts = zip(progress.committed.tolist(), progress.length.tolist(), progress.finish.tolist(), strict=True)
-        counted = progress.counts[:, [COUNTED.index(name) for name in STATS_FIELDS]].tolist()
+        counted = progress.counts.tolist()
         num_tokens = windows = accepted = 0
         for sequence, (committed, length, finish), counters in zip(running.sequences, facts, counted, strict=False):
             stay = Stats(*counters)
@@ -259,20 +274,6 @@ class Segments:
 def _likeliest(found: score.Replayed, place: int) -> Likeliest:
     """What was found, in numpy, of the text in one place."""
     return found.logprobs[place], found.top_ids[place], found.top_logprobs[place]  # type: ignore[return-value]
-
-
-def _entry(sequence: SequenceState) -> Entry:
-    """`sequence` as it goes into its place."""
-    assert sequence.place is not None
-    return Entry(
-        place=sequence.place,
-        tokens=sequence.tokens,
-        sampling=sequence.request.sampling,
-        prompt_len=sequence.prompt_len,
-        logprobs=sequence.logprobs,
-        length=sequence.length,
-        thoughts=sequence.thoughts,
-    )
 
 
 def _placement(sequences: Sequence[SequenceState], page_table: np.ndarray, batch: int) -> Placement:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 from collections import deque
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,6 +27,7 @@ from detspec.engine.request import (
 )
 from detspec.engine.text import GrowingText, text_of
 from detspec.errors import DivergenceError, shortened
+from detspec.riders.asked import NOTHING_BROUGHT, Brought
 from detspec.state import LENGTH, NOT_FINITE, RUNNING, STOP
 
 LOG = logging.getLogger("detspec")
@@ -41,6 +43,7 @@ class SequenceState:
     token_bytes: TokenBytes | None = None  # of the model's tokenizer
     outbox: deque[Update] = dataclasses.field(default_factory=deque)  # where its updates go
     streamed: bool = False  # whether updates are wanted before it ends
+    brought: Brought = NOTHING_BROUGHT  # what riders say of what it brings
     # prompt and new tokens, as far as the host has fetched them; all committed ones while it waits
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)  # log-probabilities of the new tokens among `tokens`
@@ -56,8 +59,7 @@ class SequenceState:
     keys: list[bytes] = dataclasses.field(default_factory=list)
     num_whole: int = 0
     registered: int = 0  # how many of `keys` have been written
-    # token ids of the thought after each chunk of the prompt, as far as the host has fetched them
-    thoughts: list[list[int]] = dataclasses.field(default_factory=list)
+    found: list[Any] = dataclasses.field(default_factory=list)  # by a rider in its prompt, as far as the host has fetched it
     likeliest: Likeliest | None = None  # what the canonical pass says of its text; set once it has ended, if it was asked for
     replay: Replay | None = None  # what came of a request that replays
     finish: int = RUNNING  # as in `GenState`, when the host last looked
@@ -101,9 +103,9 @@ class SequenceState:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def thinks(self) -> bool:
-        """Whether its prompt is read with thoughts: then its keys and values are not those of its tokens alone."""
-        return self.request.sampling.thinking is True
+    def shares(self) -> bool:
+        """Whether its pages may be shared: not where keys and values are not those of its tokens and a key alone."""
+        return self.brought.page_key is not None
 
     @property
     def stats(self) -> Stats:
@@ -271,13 +273,13 @@ def complete(sequence: SequenceState, text: str, context: str, model: Model) -> 
         logprobs=tuple(sequence.logprobs),
         text=text,
         finish_reason=sequence.finish_reason,
-        digest=completion_digest(request, sequence.new_tokens, logprobs, sequence.thoughts, context),
+        digest=completion_digest(request, sequence.new_tokens, logprobs, sequence.found, context, sequence.brought.facts),
         stats=sequence.stats,
         logprobs_mode=request.sampling.logprobs_mode,
         top_logprobs=asked[0],
         prompt_logprobs=asked[1],
         prompt_top_logprobs=asked[2],
-        thoughts=tuple(decode_thought(token_ids, model) for token_ids in sequence.thoughts),
+        thoughts=tuple(decode_thought(token_ids, model) for token_ids in sequence.found),
     )
 
 

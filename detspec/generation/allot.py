@@ -1,7 +1,7 @@
-"""Which guesses are verified: the windows of a pass go to the likeliest.
+"""Which drafts are verified: the windows of a pass go to the likeliest.
 
 A sequence's first window costs nothing extra, it reads the last committed token. Each further window is worth the tokens that
-its guesses are expected to bring, and the passes that are run anyway hold the most valuable ones.
+its drafts are expected to bring, and the passes that are run anyway hold the most valuable ones.
 """
 
 import jax
@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from detspec.schedule import Schedule
 from detspec.state import Draft
 
-SUREST = 0.999  # no guess is believed to be surer than this
-MOST_SLOWED = 1.25  # so many times as long may a sequence wait for a token because of the guesses of others
+SUREST = 0.999  # no draft is believed to be surer than this
+MOST_SLOWED = 1.25  # so many times as long may a sequence wait for a token because of the drafts of others
 
 
 def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Schedule) -> jax.Array:
-    """How many guesses of each sequence are verified, `[B]` int32: those in the windows that it gets.
+    """How many drafts of each sequence are verified, `[B]` int32: those in the windows that it gets.
 
     `wanted [B]` sequences share `ceil(wanted / G)` passes of `G` windows; `length [B]` positions of theirs are in the cache.
     """
@@ -29,7 +29,7 @@ def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Sched
         return jnp.minimum(offered, W - 1)
     num_wanted = wanted.sum(dtype=jnp.int32)
     room = -num_wanted % G
-    # Guesses 1 .. D; further window k = 1, 2 .. holds guesses kW - before .. kW - before + W - 1.
+    # Drafts 1 .. D; further window k = 1, 2 .. holds drafts kW - before .. kW - before + W - 1.
     first = jnp.arange(1, most + 1, dtype=jnp.int32)[:, None] * W - before[None, :]  # [most, B]
     chance = draft.chance[None, :]
     each_offered = offered[None, :]
@@ -40,9 +40,9 @@ def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Sched
 
 
 def pays(gain: jax.Array, wanted: jax.Array, wide_cost: jax.Array | float) -> jax.Array:
-    """Whether a pass that reads guesses pays, bool: it takes `wide_cost` times as long as one that reads none.
+    """Whether a pass that reads drafts pays, bool: it takes `wide_cost` times as long as one that reads none.
 
-    The `wanted [B]` sequences together must bring more tokens for the time; `gain [B]` float32 are those that guesses should
+    The `wanted [B]` sequences together must bring more tokens for the time; `gain [B]` float32 are those that drafts should
     bring. And none may be slowed down by more than a quarter: where rows are not free, the slowest of a few requests decides
     when all have ended.
     """
@@ -52,7 +52,7 @@ def pays(gain: jax.Array, wanted: jax.Array, wide_cost: jax.Array | float) -> ja
 
 
 def expected(chance: jax.Array, count: jax.Array) -> jax.Array:
-    """Tokens that `count` guesses are expected to bring if each agrees with `chance`: `a + a^2 + ... + a^count`, float32."""
+    """Tokens that `count` drafts are expected to bring if each agrees with `chance`: `a + a^2 + ... + a^count`, float32."""
     chance = jnp.clip(chance, 0.0, SUREST)
     return chance * (1 - chance ** count.astype(jnp.float32)) / (1 - chance)
 

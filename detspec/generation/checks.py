@@ -7,6 +7,7 @@ from detspec.config import ModelConfig
 from detspec.errors import InputError, ParameterError, shown
 from detspec.plain import plain_list
 from detspec.sampling_params import SamplingParams
+from detspec.thinking.rider import check_thinking
 
 
 def listed_prompts(given: Any, what: str = "prompts") -> list[Any]:
@@ -50,11 +51,7 @@ def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConf
     for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", [token for token, _ in sampling.logit_bias])):
         if ids and max(ids) >= cfg.vocab_size:
             raise ParameterError(name, f"names token id {max(ids)}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
-    if sampling.thinking and cfg.thinking is None:
-        raise ParameterError("thinking", "is true, but the model has no thinker and no compressor")
-    if thinks(cfg, sampling) and sampling.prompt_logprobs is not None:
-        why = "is not reported of prompts that are read thinking: omit it, or set thinking false"
-        raise ParameterError("prompt_logprobs", why)
+    check_thinking(cfg, sampling)
     if len(prompt) + sampling.max_tokens > max_len:
         raise InputError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together more than the cache's "
@@ -69,8 +66,3 @@ def check_ids(ids: Sequence[int], cfg: ModelConfig, what: str) -> None:
     for token in ids:
         if type(token) is not int or not 0 <= token < cfg.vocab_size:
             raise InputError(f"{what} holds token id {shown(token)}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
-
-
-def thinks(cfg: ModelConfig, sampling: SamplingParams) -> bool:
-    """Whether the prompt of such a request is read thinking."""
-    return cfg.thinking is not None and sampling.thinking is not False

@@ -8,10 +8,10 @@ W = 4, T0 at position p is the last committed token:
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from detspec.state import LENGTH, NOT_FINITE, RUNNING, STOP, Counters, Draft, GenState, Verified
+from detspec.riders.rider import Committed
+from detspec.state import LENGTH, NOT_FINITE, RUNNING, STOP, Draft, GenState, Verified
 
 
 def commit(state: GenState, draft: Draft, verified: Verified | None = None) -> GenState:
@@ -46,7 +46,7 @@ def commit(state: GenState, draft: Draft, verified: Verified | None = None) -> G
         committed=committed,
         live=state.live & (finish == RUNNING),
         finish=finish,
-        counters=state.counters if verified is None else _count(state.counters, verified, num_new),
+        riders=state.riders.observed(Committed(tokens, num_new, verified)),
         cache=cache.replace(length=jnp.where(state.ready, committed - 1, cache.length)),
         draft=draft.state,
     )
@@ -79,18 +79,3 @@ def ending(is_stop: Any, logprobs: Any, offered: Any, room: Any) -> tuple[Any, A
 def _first(xp: Any, true_at: Any, none: Any) -> Any:
     """Index of the first True in each line of `true_at [B, n]`, or `none [B]`."""
     return xp.where(true_at.any(1), xp.argmax(true_at, axis=1).astype(xp.int32), none)
-
-
-def _count(counters: Counters, verified: Verified, num_new: jax.Array) -> Counters:
-    """A rollback is a draft that was rejected inside the committed run; what a stop token made void is none."""
-    in_pass = verified.in_pass.astype(jnp.int32)
-    drafted = verified.drafted * in_pass
-    accepted = jnp.minimum(verified.accepted, num_new) * in_pass
-    rolled_back = verified.in_pass & (verified.accepted < verified.drafted) & (num_new == verified.accepted + 1)
-    return counters.add(
-        num_verify_passes=in_pass,
-        num_draft_tokens=drafted,
-        num_accepted_draft_tokens=accepted,
-        num_rollbacks=rolled_back,
-        num_recomputed_tokens=jnp.where(rolled_back, drafted - verified.accepted, 0),
-    )

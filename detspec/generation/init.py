@@ -2,20 +2,22 @@
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from detspec.cache import filled, init_cache
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.generation.checks import check_prompt
-from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.generation.insert import insert, pack_requests
 from detspec.plain import plain_ids
-from detspec.sampling_params import SamplingParams, all_stop_ids, sampling_arrays
+from detspec.riders.counters import COUNTERS
+from detspec.riders.rider import Capacity, Entry, Rider
+from detspec.riders.riding import Riders, begin_riders
+from detspec.sampler import SAMPLING
+from detspec.sampling_params import SamplingParams, all_stop_ids
 from detspec.schedule import Schedule
-from detspec.state import PAD_ID, RUNNING, GenState, SamplingArrays, init_counters
-from detspec.thinking.think_prompt import init_reading
+from detspec.state import PAD_ID, RUNNING, GenState
+from detspec.thinking.rider import thinking_rider
 
 
 def init_state(
@@ -47,17 +49,25 @@ def init_state(
         live=filled(max_requests, False, bool),
         finish=filled(max_requests, RUNNING, np.int32),
         deterministic=filled(max_requests, True, bool),
-        sampling=idle_sampling(max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias),
-        counters=init_counters(max_requests),
+        riders=init_riders(cfg, Capacity(max_requests, max_len, max_stop_ids, max_logit_bias, schedule)),
         cache=init_cache(cfg, max_requests=max_requests, max_len=max_len, numerics=schedule.numerics, num_pages=num_pages),
-        reading=init_reading(cfg, max_requests=max_requests, max_len=max_len, schedule=schedule) if cfg.thinking else None,
     )
 
 
-def idle_sampling(max_requests: int, *, max_stop_ids: int, max_logit_bias: int) -> SamplingArrays:
-    """Sampling parameters of `max_requests` sequences that are not live, on the device, with room for so many tokens."""
-    idle = sampling_arrays([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
-    return jax.tree.map(jnp.asarray, idle)
+def init_riders(cfg: ModelConfig, capacity: Capacity, more: Sequence[Rider] = ()) -> Riders:
+    """The riders of a model's sequences, and `more`, to which nothing was brought.
+
+    One of `more` takes the place of the model's own rider of its name. Raises `InputError` if two of `more` have one name, or
+    read prompts, or a model that thinks cannot with this schedule.
+    """
+    own = (SAMPLING, COUNTERS, *(() if cfg.thinking is None else (thinking_rider(),)))
+    names = [rider.name for rider in more]
+    if twice := [name for name in names if names.count(name) > 1 or name in (SAMPLING.name, COUNTERS.name)]:
+        raise InputError(f"two riders are called {twice[0]!r}: give each a name of its own")
+    each = (*(rider for rider in own if rider.name not in names), *more)
+    if len(readers := [rider.name for rider in each if rider.reader is not None]) > 1:
+        raise InputError(f"two riders read prompts, {' and '.join(map(repr, readers))}: leave out one")
+    return begin_riders(each, cfg, capacity)
 
 
 def start_state(

@@ -16,7 +16,7 @@ from detspec.errors import InputError
 from detspec.generation.checks import each_sampling, listed_prompts
 from detspec.generation.commit import commit
 from detspec.generation.init import start_state
-from detspec.generation.prefill import prefill
+from detspec.generation.prefill import prefill, read_by_riders
 from detspec.generation.verify import verify
 from detspec.held import Jitted
 from detspec.mesh import check_one_chip
@@ -25,7 +25,6 @@ from detspec.plain import plain_ids
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
 from detspec.state import Draft, GenState, Verified
-from detspec.thinking.think_prompt import think_prompt
 
 NEVER = 2**30
 
@@ -153,7 +152,7 @@ def generate(
     return generate_state(params, cfg, state, schedule=schedule, source=source, draft_params=draft_params)
 
 
-@partial(Jitted, static_argnames=("cfg", "schedule", "source", "think"), donate_argnames=("state",))
+@partial(Jitted, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
 def generate_state(
     params: Params,
     cfg: ModelConfig,
@@ -162,17 +161,13 @@ def generate_state(
     schedule: Schedule,
     source: DraftSource | None = None,
     draft_params: DraftParams = (),
-    think: DraftSource | None = None,
 ) -> GenState:
     """Reads the prompts and runs `state` until no sequence is live: the functional core as one program.
 
-    `source` drafts by `draft_params`, from a new state of its own; None is the self draft, or none for windows of one. `think`
-    drafts thoughts before the first pass; None takes those that requests brought.
+    `source` drafts by `draft_params`, from a new state of its own; None is the self draft, or none for windows of one.
     """
     source = source or default_source(schedule)
-    if state.reading is not None:
-        think_fn = None if think is None else think.think
-        state = think_prompt(params, cfg, state, schedule=schedule, think_fn=think_fn)
+    state = read_by_riders(params, cfg, state, schedule=schedule)
     state = prefill(params, cfg, state, schedule=schedule)
     state = state.replace(draft=source.init(cfg, schedule, state))
     own_draft_fn = draft_fn(Drafter(source, draft_params), schedule)

@@ -26,13 +26,13 @@ def pack(tree: Any, places: Sequence[int], num_places: int) -> np.ndarray:
 
 
 def unpack(packed: jax.Array, like: Tree) -> Tree:
-    """The leaves that were packed, `[num_places, ...]`, with the structure, shapes and dtypes of `like`."""
+    """The leaves that were packed, `[num_places, ...]`, structured like `like`, whose first axis is not read."""
     leaves, structure = jax.tree.flatten(like)
     found = []
     begin = 0
     for leaf in leaves:
         end = begin + int(np.prod(leaf.shape[1:]))
-        column = packed[:, begin:end].reshape(leaf.shape)
+        column = packed[:, begin:end].reshape(packed.shape[:1] + leaf.shape[1:])
         found.append(column != 0 if leaf.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(column, leaf.dtype))
         begin = end
     return jax.tree.unflatten(structure, found)

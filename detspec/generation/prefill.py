@@ -9,11 +9,31 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.generation.passes import Stretches, missing, run_passes
 from detspec.model.params import Params
 from detspec.model.transformer import forward
+from detspec.passes import Spans, missing, run_passes
 from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
+
+
+def read_by_riders(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    *,
+    schedule: Schedule,
+    new: jax.Array | None = None,
+    max_passes: jax.Array | None = None,
+) -> GenState:
+    """Lets the rider that reads prompts itself do so, in `max_passes` passes at most.
+
+    `new [B]` bool are the sequences that were just put in, all live ones if None.
+    """
+    reader = state.riders.reader
+    if reader is None:
+        return state
+    new = state.live if new is None else new
+    return reader.read(params, cfg, state, new, schedule=schedule, max_passes=max_passes)
 
 
 def prefill(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
@@ -23,8 +43,8 @@ def prefill(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sche
     return state.replace(cache=cache.replace(length=jnp.maximum(state.cache.length, lacking.end)))
 
 
-def fill(params: Params, cfg: ModelConfig, state: GenState, given: Stretches, *, schedule: Schedule) -> KVCache:
-    """The cache with keys and values of the stretches `given`."""
+def fill(params: Params, cfg: ModelConfig, state: GenState, given: Spans, *, schedule: Schedule) -> KVCache:
+    """The cache with keys and values of the spans `given`."""
 
     def run_pass(windows: Windows, cache: KVCache) -> KVCache:
         _, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))

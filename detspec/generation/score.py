@@ -13,15 +13,16 @@ from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
 from detspec.generation.checks import listed_prompts
 from detspec.generation.init import start_state
-from detspec.generation.passes import Stretches, run_passes, stretches
 from detspec.held import Jitted
 from detspec.mesh import check_one_chip
 from detspec.model.params import Params
 from detspec.model.transformer import forward, logits_fn
 from detspec.ops.collectives import share_rows
 from detspec.ops.row_sum import sum_fn
+from detspec.passes import Spans, run_passes, spans
 from detspec.plain import plain_ids
-from detspec.sampler import TextsFn, likeliest, logprobs_at, reported_logits, sample
+from detspec.riders.rider import TextsFn
+from detspec.sampler import choose_fn, likeliest, logprobs_at, reported_logits
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
@@ -110,8 +111,8 @@ def replay(
         What the passes say of positions `cache.length + 1 .. committed`, the last of which is about the next token: it has a
         target, but no log-probability of a given token. And the state with `cache.length == committed - 1`.
     """
-    given = stretches(state.cache.length, jnp.where(state.live, state.committed, 0), schedule)
-    asked = Asked(state.sampling.processing, choose, top_k)
+    given = spans(state.cache.length, jnp.where(state.live, state.committed, 0), schedule)
+    asked = Asked(state.riders.processing, choose, top_k)
     with jax.named_scope("replay"):
         of_all = jnp.zeros_like(state.committed)
         replayed, cache = read(params, cfg, state, given, schedule=schedule, asked=asked, wanted_from=of_all)
@@ -120,29 +121,25 @@ def replay(
 
 
 def read(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    given: Stretches,
-    *,
-    schedule: Schedule,
-    asked: Asked,
-    wanted_from: jax.Array,
+    params: Params, cfg: ModelConfig, state: GenState, given: Spans, *, schedule: Schedule, asked: Asked, wanted_from: jax.Array
 ) -> tuple[Replayed, KVCache]:
-    """Canonical passes over the stretches `given` of the tokens of `state`, whose cache holds what stands before each of them.
+    """Canonical passes over the spans `given` of the tokens of `state`, whose cache holds what stands before each of them.
 
     Returns what they say of tokens at positions from `wanted_from [B]` int32 on, of those after the ones that they read, and
     the cache. A pass over none of these only fills the cache, like `fill`.
     """
     B, T = state.tokens.shape
     W = schedule.budget.window
-    processed = state.sampling.replace(processing=asked.processing)
+    riders = state.riders.replace(processing=asked.processing)
+    prompt_len = state.sampling.prompt_len
+    walked = riders.walked(state.tokens, prompt_len, T, anew=True)
 
     def say(logits_f32: jax.Array, of_row: jax.Array, position: jax.Array, texts_fn: TextsFn) -> Replayed:
         """All about the tokens at `position [R]` of sequences `of_row [R]`, from the logits `[R, V]` before them."""
         tokens = state.tokens[of_row, jnp.minimum(position, T - 1)]
-        sampling = jax.tree.map(lambda x: x[of_row], processed)
-        reported = reported_logits(logits_f32, position, sampling, texts_fn)
+        rows = riders.rows(of_row, position - prompt_len[of_row], walked)
+        process_fn = riders.process_fn(rows, position, texts_fn)
+        reported = reported_logits(logits_f32, position, rows["sampling"], process_fn)
         logprobs = logprobs_at(reported, tokens, sum_fn(schedule.numerics))
         top_ids = likeliest(reported, asked.top_k)
         top_logprobs = jnp.zeros((of_row.shape[0], 0), jnp.float32)
@@ -151,7 +148,8 @@ def read(
             top_logprobs = jax.vmap(logprobs_of, in_axes=1, out_axes=1)(top_ids)
         targets = target_logprobs = None
         if asked.choose:
-            targets, target_logprobs = sample(logits_f32, position, sampling, texts_fn, numerics=schedule.numerics)
+            choose = choose_fn(riders, schedule.numerics)
+            targets, target_logprobs = choose(logits_f32, position, rows, texts_fn)
         return Replayed(
             logprobs=jnp.where(position < state.committed[of_row], logprobs, 0.0),
             top_ids=top_ids,

@@ -1,16 +1,15 @@
 """Verification: replays drafts through the canonical pass and counts how many it agrees with.
 
-What a pass reads of a sequence is its last committed token T0 and its guesses, and it answers the tokens after them:
+What a pass reads of a sequence is its last committed token T0 and its drafts, and it answers the tokens after them:
 
     T1=T1' T2=T2' T3=T3'   accepted 3      T1=T1' T2=T2' T3!=T3'   accepted 2
 
-They are cut into windows like prompts, so a sequence without a guess takes one window, and one with many takes several.
-Three sequences with 0, 5 and 2 guesses, windows of 4, six to a pass:
+They are cut into windows like prompts, so a sequence without a draft takes one window, and one with many takes several.
+Three sequences with 0, 5 and 2 drafts, windows of 4, six to a pass:
 
     [T0 - - -] [T0 T1' T2' T3'] [T4' T5' - -] [T0 T1' T2' -] [p p p p] [p p - -]     p: what a fourth lacks of its prompt
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -19,11 +18,11 @@ import jax.numpy as jnp
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
 from detspec.generation.allot import allotted, expected, pays
-from detspec.generation.passes import cut, missing, reached, stretches
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.ops.collectives import share_rows
-from detspec.sampler import sample
+from detspec.passes import cut, missing, reached, spans
+from detspec.sampler import choose_fn
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_SEQUENCE, Draft, GenState, Verified, Windows
 
@@ -50,9 +49,9 @@ def verify(
     """Verifies the draft of every ready sequence that is not `final`; overwrites the draft's keys and values.
 
     As many passes are run as it takes to give each of these sequences one window, none if there are none. The windows that
-    this leaves go to the likeliest guesses, then to what sequences that are catching up lack.
+    this leaves go to the likeliest drafts, then to what sequences that are catching up lack.
 
-    If the guesses do not pay, see `pays`, a pass of the budget `narrow`, windows of one, reads none of them. `wide_cost` is how
+    If the drafts do not pay, see `pays`, a pass of the budget `narrow`, windows of one, reads none of them. `wide_cost` is how
     long the passes of `schedule` take, in narrow passes: float32, 0 for always, inf for never.
     """
     wanted = state.ready & ~draft.final
@@ -77,8 +76,8 @@ def verify(
         if not D and schedule.budget == Budget(B, 1):  # `engine.policy.Plan.reads_one_each`
             answered = _read_one_each(params, cfg, drafted, wanted, answered, schedule=schedule, always=always)
         else:
-            guesses = jnp.where(wanted & is_wide, count, -1)
-            answered = _read(params, cfg, drafted, guesses, answered, schedule=schedule, always=always)
+            num_drafts = jnp.where(wanted & is_wide, count, -1)
+            answered = _read(params, cfg, drafted, num_drafts, answered, schedule=schedule, always=always)
         if narrow is not None:
             apart = schedule.with_budget(narrow.rows, narrow.window)
             answered = _read_one_each(params, cfg, drafted, wanted & ~is_wide, answered, schedule=apart, always=False)
@@ -104,37 +103,38 @@ def _read(
     schedule: Schedule,
     always: bool,
 ) -> _Answered:
-    """Passes over the last committed token and `count [B]` guesses, of sequences whose count is not negative.
+    """Passes over the last committed token and `count [B]` drafts, of sequences whose count is not negative.
 
     None if there are none of these; with `always` there may be one nevertheless.
 
-    The guesses stand in `state.tokens`, after what is committed.
+    The drafts stand in `state.tokens`, after what is committed.
     """
     W = schedule.budget.window
     G = schedule.budget.groups
     length = state.cache.length
     wanted = count >= 0
     lacking = missing(state, schedule)
-    of_guesses = stretches(length, jnp.where(wanted, length + 1 + count, 0), schedule)
-    both = jax.tree.map(lambda own, other: jnp.where(wanted, own, other), of_guesses, lacking)
+    of_drafts = spans(length, jnp.where(wanted, length + 1 + count, 0), schedule)
+    both = jax.tree.map(lambda own, other: jnp.where(wanted, own, other), of_drafts, lacking)
     given = both.with_first(wanted)
-    num_own = jnp.where(wanted, of_guesses.num_windows(W), 0).sum(dtype=jnp.int32)
+    num_own = jnp.where(wanted, of_drafts.num_windows(W), 0).sum(dtype=jnp.int32)
+    walked = state.riders.walked(state.tokens, state.committed, answered.targets.shape[1] - 1)
 
     def run_pass(carry: tuple[jax.Array, _Answered]) -> tuple[jax.Array, _Answered]:
         done, answered = carry
         windows = cut(given, done + jnp.arange(G, dtype=jnp.int32), state.tokens, W)
         sequence = jnp.maximum(windows.sequence, 0)
         of_row = jnp.repeat(sequence, W)
-        rows = jax.tree.map(lambda x: x[of_row], state.sampling)
         position = windows.positions.reshape(-1)
         # Targets after the last committed token are kept; an aligned window holds tokens before it, too.
-        guess = position - length[of_row]
-        is_kept = windows.used.reshape(-1) & wanted[of_row] & (guess >= 0)
+        after = position - length[of_row]
+        is_kept = windows.used.reshape(-1) & wanted[of_row] & (after >= 0)
         windows = windows.replace(wanted=is_kept.reshape(windows.tokens.shape))
         logits_f32, cache = _logits_f32(params, cfg, state, windows, answered.cache, schedule.numerics)
-        choose = partial(sample, numerics=schedule.numerics)
+        rows = state.riders.rows(of_row, after, walked)
+        choose = choose_fn(state.riders, schedule.numerics)
         chosen, logprob = share_rows(choose, logits_f32, position + 1, rows, texts_fn=lambda: state.tokens[sequence])
-        place = jnp.where(is_kept, guess, answered.targets.shape[1])
+        place = jnp.where(is_kept, after, answered.targets.shape[1])
         return done + G, answered._replace(
             targets=answered.targets.at[of_row, place].set(chosen, mode="drop"),
             logprobs=answered.logprobs.at[of_row, place].set(logprob, mode="drop"),
@@ -179,8 +179,8 @@ def _read_one_each(
 
     def run_pass(answered: _Answered) -> _Answered:
         logits_f32, cache = _logits_f32(params, cfg, state, windows, answered.cache, schedule.numerics)
-        choose = partial(sample, numerics=schedule.numerics)
-        chosen, logprob = share_rows(choose, logits_f32, length + 1, state.sampling, texts_fn=lambda: state.tokens)
+        choose = choose_fn(state.riders, schedule.numerics)
+        chosen, logprob = share_rows(choose, logits_f32, length + 1, state.riders.rows(), texts_fn=lambda: state.tokens)
         return _Answered(
             targets=answered.targets.at[:, 0].set(jnp.where(wanted, chosen, answered.targets[:, 0])),
             logprobs=answered.logprobs.at[:, 0].set(jnp.where(wanted, logprob, answered.logprobs[:, 0])),

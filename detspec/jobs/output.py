@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
 from detspec.jobs.files import journal_path, new_files, pretty_json, sibling
 from detspec.jobs.journal import read_journal
@@ -16,6 +15,7 @@ from detspec.jobs.lines import Output
 from detspec.jobs.manifest import complete_manifest, differences, header_of, read_manifest
 from detspec.jobs.scan import Scan
 from detspec.read_json import parse_json
+from detspec.riders.counters import COUNTED, Stats
 
 MOST_NAMED = 10
 WRITTEN = ("manifest", "stats", "errors", "rejects")  # next to the output
@@ -97,7 +97,7 @@ def counts_of(found: Scan, *, num_tokens: int, num_failed: int) -> dict[str, int
 def add_starts(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Statistics of several starts: counts and seconds are summed; speed and acceptance follow."""
     last_start = sums(each)
-    counters = Stats(**{key: last_start[key] for key in STATS_FIELDS})
+    counters = Stats(**{key: last_start[key] for key in COUNTED})
     speed = last_start["num_tokens"] / last_start["generate_s"] if last_start["generate_s"] else 0.0
     return last_start | {
         "tok_per_s": round(speed, 1),

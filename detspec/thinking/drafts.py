@@ -1,7 +1,7 @@
 """Drafts of the thoughts that a sequence has not committed yet. A wrong one costs a pass, never correctness.
 
-A `ThinkFn` puts drafts into `reading.thoughts` after the chunks from `read` on, before the first pass of `think_prompt`. It
-writes only cache slots that verification rewrites. Recorded thoughts need none: requests bring them (`Entry.thoughts`).
+A function of `DRAFTED` puts drafts into the thoughts of a `Reading`, after the chunks from `read` on, before the first pass of
+`think_prompt`. It writes only cache slots that verification rewrites. Recorded thoughts need none: requests bring them.
 """
 
 from typing import NamedTuple
@@ -16,17 +16,17 @@ from detspec.model.transformer import forward
 from detspec.schedule import Schedule
 from detspec.state import NO_SEQUENCE, GenState, Injected, Windows
 from detspec.thinking.blocks import compress_if_any, think, thinking_of
+from detspec.thinking.reading import reading_of
 from detspec.thinking.thoughts import trivial_thoughts
 
 
 def draft_no_thoughts(params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> GenState:
-    """A `ThinkFn` that expects nothing more to think: speculative prefill as published (Thinking States, section 3)."""
-    reading = state.reading
-    assert reading is not None
+    """Expects nothing more to think: speculative prefill as published (Thinking States, section 3)."""
+    reading = reading_of(state)
     place = jnp.arange(reading.thoughts.shape[1], dtype=jnp.int32)
     committed = (place[None, :] < reading.read[:, None])[:, :, None]
     trivial = trivial_thoughts(reading.thoughts.shape, thinking_of(cfg).end_id)
-    return state.replace(reading=reading.replace(thoughts=jnp.where(committed, reading.thoughts, trivial)))
+    return state.having(thoughts=reading.replace(thoughts=jnp.where(committed, reading.thoughts, trivial)))
 
 
 class _ReadAhead(NamedTuple):
@@ -39,15 +39,14 @@ class _ReadAhead(NamedTuple):
 
 
 def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> GenState:
-    """A `ThinkFn` that reads ahead on the cheapest shape, chunk after chunk, all sequences in one batch.
+    """Reads ahead on the cheapest shape, chunk after chunk, all sequences in one batch.
 
     A pass holds one chunk of each sequence, `B * C` token rows, with sums and products in XLA's order. A chunk gets the
     states of the thought that was just drafted, so drafts are nearly always right. It pays where `B` chunks are much less
     than a canonical pass and most chunks are thought about.
     """
-    reading = state.reading
+    reading = reading_of(state)
     thinking = thinking_of(cfg)
-    assert reading is not None
     B = state.tokens.shape[0]
     C = thinking.chunk
     fast = schedule.with_budget(B * C, C).with_numerics(reductions="native", linear="xla")
@@ -86,4 +85,8 @@ def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, schedule: 
     with jax.named_scope("draft_thoughts"):
         carry = _ReadAhead(jnp.int32(0), reading.states, reading.thoughts, state.cache)
         done = jax.lax.while_loop(lambda carry: jnp.any(carry.step < unread), draft_next, carry)
-    return state.replace(reading=reading.replace(thoughts=done.thoughts), cache=done.cache)
+    return state.replace(cache=done.cache).having(thoughts=reading.replace(thoughts=done.thoughts))
+
+
+# How thoughts are drafted, by the names of `EngineConfig.thoughts`: there is nothing to think, or the model reads ahead.
+DRAFTED = {"none": draft_no_thoughts, "self": draft_thoughts}

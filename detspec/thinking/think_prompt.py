@@ -13,41 +13,27 @@ Rollback is that smaller `read` and `length`. A pass commits at least one chunk 
 trivial drafts this is the speculative prefill of Thinking States (section 3). It takes one round more than there are thoughts.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig
-from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
+from detspec.riders.counters import Counters
 from detspec.schedule import Schedule
-from detspec.state import NO_SEQUENCE, Counters, GenState, Injected, Reading, Windows
+from detspec.state import NO_SEQUENCE, GenState, Injected, Windows
 from detspec.struct import Struct
 from detspec.thinking.blocks import compress_if_any, think, thinking_of
-from detspec.thinking.thoughts import trivial_thoughts
-
-# (params, cfg, state, schedule) -> state with drafts in `reading.thoughts`; cache slots that verification rewrites may change
-ThinkFn = Callable[[Params, ModelConfig, GenState, Schedule], GenState]
+from detspec.thinking.reading import reading_of
 
 
 def think_prompt(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    *,
-    schedule: Schedule,
-    think_fn: ThinkFn | None = None,
-    max_passes: jax.Array | None = None,
+    params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, max_passes: jax.Array | None = None
 ) -> GenState:
     """Reads the prompts of all live sequences that think, up to their last chunk, or as far as `max_passes` passes reach.
 
-    `think_fn` drafts thoughts anew before the first pass. None keeps those in the `reading` of `state`, trivial ones from
-    `init_reading`. The windows of `schedule` do not matter, because the chunks take their place.
+    Thoughts are drafted in its `Reading`. The windows of `schedule` do not matter, because the chunks take their place.
     """
-    if think_fn is not None:
-        state = think_fn(params, cfg, state, schedule)
     limit = jnp.int32(2**30) if max_passes is None else max_passes
 
     def unread(carry: tuple[jax.Array, GenState]) -> jax.Array:
@@ -64,9 +50,8 @@ def think_prompt(
 
 def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
     """One canonical pass over the next chunks of the sequences that are reading: verifies their drafts and commits."""
-    reading = state.reading
+    reading = reading_of(state)
     thinking = thinking_of(cfg)
-    assert reading is not None
     B = state.committed.shape[0]
     chunks = next_chunks(state, schedule.budget.rows // thinking.chunk)
     sequence = jnp.maximum(chunks.windows.sequence, 0)
@@ -111,40 +96,7 @@ def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: S
     )
     length = jnp.where(offered > 0, reading.read * thinking.chunk, cache.length)
     counters = _count(state.counters, offered, accepted, gained)
-    return state.replace(reading=reading, counters=counters, cache=cache.replace(length=length))
-
-
-def init_reading(cfg: ModelConfig, *, max_requests: int, max_len: int, schedule: Schedule) -> Reading:
-    """`max_requests` sequences that have read nothing, with trivial drafts.
-
-    Raises `InputError` if the model does not think, or its chunks and thoughts do not fit the schedule.
-    """
-    thinking = thinking_of(cfg)
-    C = thinking.chunk
-    M = thinking.max_thought
-    if schedule.budget.rows % C:
-        raise InputError(
-            f"a canonical pass of {schedule.budget.rows} rows cannot be cut into chunks of {C} tokens: choose Budget.rows as a "
-            "multiple of ThinkingConfig.chunk"
-        )
-    if schedule.numerics.page < C + M - 1:
-        raise InputError(
-            f"a chunk of {C} tokens and a thought of up to {M} do not fit a page of {schedule.numerics.page} slots together: "
-            f"raise Numerics.page to at least {C + M - 1}, or lower ThinkingConfig.max_thought"
-        )
-    if schedule.numerics.alignment != "free":
-        raise InputError(
-            f'a model that thinks needs Numerics.alignment "free", got {schedule.numerics.alignment!r}: aligned windows would '
-            "read chunks again without their states"
-        )
-    return Reading(
-        thoughts=trivial_thoughts((max_requests, max(max_len // C, 1), M), thinking.end_id),
-        read=jnp.zeros(max_requests, jnp.int32),
-        end=jnp.zeros(max_requests, jnp.int32),
-        states=jnp.zeros((max_requests, C, cfg.d_model), cfg.jax_dtype),
-        end_id=thinking.end_id,
-        in_layer=thinking.in_layer,
-    )
+    return state.replace(cache=cache.replace(length=length)).having(thoughts=reading, counters=counters)
 
 
 class Chunks(Struct):
@@ -164,8 +116,7 @@ def next_chunks(state: GenState, groups: int) -> Chunks:
 
     sequences with 3, 0 and 2 unread chunks, groups 4:    sequence 0 2 0 2    depth 0 0 1 1
     """
-    reading = state.reading
-    assert reading is not None
+    reading = reading_of(state)
     B = state.committed.shape[0]
     C = reading.chunk
     unread = jnp.where(state.live, jnp.maximum(reading.end - reading.read, 0), 0)

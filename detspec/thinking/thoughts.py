@@ -5,14 +5,11 @@
     [5 7 0 -]   two tokens     [0 - - -]   nothing to think, a trivial thought     [5 7 9 2]   cut at its fourth token
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.errors import InputError
-from detspec.state import NO_TOKEN, Reading
+from detspec.state import NO_TOKEN
 
 
 def thought_length(thoughts: jax.Array) -> jax.Array:
@@ -46,25 +43,6 @@ def padded_thoughts(thoughts: jax.Array, length: int, end_id: int) -> jax.Array:
     is_last = jnp.arange(M, dtype=jnp.int32).reshape((1,) * (thoughts.ndim - 1) + (M,)) == M - 1
     closed = jnp.where(is_last | (thoughts == NO_TOKEN), end_id, thoughts)
     return jnp.pad(closed, [(0, 0)] * (thoughts.ndim - 1) + [(0, length - M)], constant_values=end_id)
-
-
-def pack_thoughts(like: Reading, thoughts: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
-    """Drafted thoughts of `n` requests, int32 `[n, X, M]` in the shape of `like.thoughts`; trivial where there are none.
-
-    Raises `InputError` if a thought has no token, or more than `M`.
-    """
-    X, M = like.thoughts.shape[1:]
-    packed = np.full((len(thoughts), X, M), NO_TOKEN, np.int32)
-    packed[:, :, 0] = like.end_id
-    for b, each in enumerate(thoughts):
-        for i, thought in enumerate(each[:X]):
-            if not 0 < len(thought) <= M:
-                raise InputError(
-                    f"the drafted thought after chunk {i} of request {b} has {len(thought)} tokens; accepted are 1 to {M}, "
-                    "the one that ends it included"
-                )
-            packed[b, i] = [*thought, *[NO_TOKEN] * (M - len(thought))]
-    return packed
 
 
 def thought_lists(thoughts: np.ndarray) -> list[list[int]]:

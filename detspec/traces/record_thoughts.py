@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.draft.table import source_of
 from detspec.engine.request import tokens_of
 from detspec.environment import default_schedule
 from detspec.errors import InputError
@@ -21,6 +20,8 @@ from detspec.held import Jitted
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
+from detspec.thinking.drafts import DRAFTED
+from detspec.thinking.reading import reading_of
 from detspec.thinking.think_prompt import think_pass
 from detspec.thinking.thoughts import thought_lists
 from detspec.traces.record_windows import Prompt, token_texts
@@ -36,7 +37,7 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
         model: weights that think, and tokenizer.
         prompt: text or token ids, more than one chunk of them.
         sampling: sampling parameters of the answer.
-        think: the source that drafts thoughts, one of `detspec.draft.table.SOURCES`.
+        think: how thoughts are drafted, one of `detspec.thinking.drafts.DRAFTED`.
 
     Raises:
         InputError: the model does not think, the prompt is unsound or no longer than a chunk, or there is no such source.
@@ -51,8 +52,9 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
             f"trace: give a prompt of at least {C + 1} tokens"
         )
     schedule = default_schedule(cfg)
-    draft_fn = source_of(think).think
-    assert draft_fn is not None
+    if think not in DRAFTED:
+        raise InputError(f"there is no way to draft thoughts called {think!r}: choose one of {tuple(DRAFTED)}")
+    draft_fn = DRAFTED[think]
     max_len = max(len(ids) + sampling.max_tokens, schedule.budget.window)
     if max_len > cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {cfg.max_position}")
@@ -93,8 +95,8 @@ class Reached(NamedTuple):
 
 def _reached(state: GenState) -> Reached:
     """Copies how far the only sequence of `state` is."""
-    assert state.reading is not None
-    facts = state.reading.read, state.reading.end, state.reading.thoughts
+    reading = reading_of(state)
+    facts = reading.read, reading.end, reading.thoughts
     read, end, thoughts = jax.device_get(tuple(fact[0] for fact in facts))
     return Reached(int(read), int(end), thoughts, int(state.counters.num_accepted_thoughts[0]), int(state.cache.length[0]))
 

@@ -17,7 +17,8 @@ from detspec.config import ModelConfig, ThinkingConfig, check_counts, is_count
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params, with_thinking
-from detspec.thinking.think_prompt import init_reading
+from detspec.riders.rider import Capacity
+from detspec.thinking.reading import init_reading
 from detspec.train.accuracy import Trained, accuracy_by_operations, longest
 from detspec.train.data_parallel import cut
 from detspec.train.experiment import Experiment, Result, require_seed, settings_of
@@ -133,7 +134,7 @@ class ReasoningConfig:
                     "lower ReasoningConfig.eval_ops, or raise max_position"
                 )
         if cfg.thinking is not None:
-            init_reading(cfg, max_requests=1, max_len=1, schedule=chosen_schedule(None, cfg))
+            init_reading(cfg, Capacity(1, 1, 1, 1, chosen_schedule(None, cfg)))
 
         def batch_of(problems: Sequence[Problem], phases: Sequence[int]) -> Batch:
             encoded = encode(problems, tokenizer, self.arm, end_id=end_id)

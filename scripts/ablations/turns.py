@@ -19,7 +19,8 @@ from detspec.bench.bench import bench_prompts
 from detspec.draft.source import Drafter
 from detspec.draft.table import drafters_of
 from detspec.progress import Progress
-from detspec.state import COUNTED, GenState
+from detspec.riders.counters import COUNTED
+from detspec.state import GenState
 from scripts.ablations.table import Options, Spread
 
 Key = TypeVar("Key", bound=tuple[Any, ...])
@@ -36,7 +37,7 @@ class Turns:
     seconds: list[float] = dataclasses.field(default_factory=list)
     cpu_s: list[float] = dataclasses.field(default_factory=list)  # of all threads
     texts: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # `[2, T]` uint32 of each request, see `texts_of`
-    counts: list[dict[str, int]] = dataclasses.field(default_factory=list)  # `detspec.state.Counters`, summed over requests
+    counts: list[dict[str, int]] = dataclasses.field(default_factory=list)  # `Stats`, summed over requests
 
     def compared_with(self, other: "Turns") -> dict[str, Any]:
         """Columns of a row: how many times as fast as `other`, by the clock and by processor time, and `moved_from` it."""

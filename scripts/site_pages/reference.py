@@ -59,6 +59,11 @@ GROUPS = {
         "What proposes tokens; [Your own draft source](../extending.md#a-draft-source) shows how to write one.",
         ("draft_model", "draft.source.Drafter", "draft.source.DraftSource", "state.Draft"),
     ),
+    "reference/riders.md": Group(
+        "Riders",
+        "What requests bring along; [Your own rider](../extending.md#a-rider) shows how to write one.",
+        tuple(f"riders.rider.{name}" for name in ("Rider", "Reader", "Entry", "Capacity", "Rows", "Committed")),
+    ),
     "reference/traces.md": Group(
         "Traces",
         "Real runs, recorded and drawn, as the pictures of [How it works](../how_it_works.md#draft-verify-commit).",

@@ -28,7 +28,8 @@ from detspec.engine.policy import Needs, Plan, needed_plans
 from detspec.held import HELD
 from detspec.model.dense import with_fields
 from detspec.presets import preset
-from detspec.sampler import likeliest, reported_logits, sample
+from detspec.riders.rider import Rows
+from detspec.sampler import likeliest, process_if_asked, reported_logits, sample
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams, sampling_arrays
 from detspec.schedule import Schedule
 from detspec.state import SamplingArrays
@@ -133,14 +134,14 @@ def test_sampling_with_all_parameters_leaves_no_choice():
     """Filters, penalties and biases, the distributions that log-probabilities are reported of, and the likeliest tokens."""
 
     def program(logits: jax.Array, position: jax.Array, rows: SamplingArrays, texts: jax.Array) -> Any:
-        reported = reported_logits(logits, position, rows, lambda: texts)
-        chosen = sample(logits, position, rows, lambda: texts, numerics=SCHEDULE.numerics)
+        process_fn = partial(process_if_asked, (), Rows(rows, position, lambda: texts))
+        reported = reported_logits(logits, position, rows, process_fn)
+        chosen = sample(logits, position, rows, process_fn, numerics=SCHEDULE.numerics)
         return chosen, reported, likeliest(reported, MAX_LOGPROBS)
 
     rows = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, sampling_arrays([SamplingParams()] * 8)))
     integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((8,), (8, 64))]
     hlo = compile_for(H100, program, jax.ShapeDtypeStruct((8, 4096), jnp.float32), integers[0], rows, integers[1]).hlo
-    assert rows.processing
     assert offences(hlo) == []
     assert "exponential(" in hlo
 

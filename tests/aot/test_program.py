@@ -13,8 +13,8 @@ from hlo import kernel_calls, pool_moves
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig, ThinkingConfig
+from detspec.draft.draft_model import draft_model_source
 from detspec.draft.source import Drafter, draft_fn
-from detspec.generation.draft_model import draft_model_source
 from detspec.generation.init import init_state
 from detspec.generation.loop import Limits, dvr_step, generate_state, run
 from detspec.generation.prefill import prefill

@@ -10,16 +10,16 @@ import pytest
 
 from detspec.checkpoint.load import Model
 from detspec.config import ThinkingConfig
+from detspec.draft.draft_model import MAX_PASSES, draft_model, draft_model_source, text_hashes
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
-from detspec.engine.draft_model import draft_model
 from detspec.errors import InputError
-from detspec.generation.draft_model import MAX_PASSES, draft_model_source, text_hashes
-from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.generation.insert import insert, pack_requests
 from detspec.generation.loop import dvr_step, generate_state
 from detspec.generation.prefill import prefill
 from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.dense import with_fields
 from detspec.model.params import Params, init_params
+from detspec.riders.rider import Entry
 from detspec.state import Draft, GenState
 from tests.fakes import Request, random_model, state_of
 from tests.generation.one_at_a_time import FIXED, one_at_a_time, results

@@ -74,7 +74,7 @@ def test_guesses_that_came_true_make_matches_of_their_length_more_credible():
     counters = before.counters.add(
         num_draft_tokens=jnp.int32([4, 4, 0, 0, 0]), num_accepted_draft_tokens=jnp.int32([3, 0, 0, 0, 0])
     )
-    after = before.replace(counters=counters, committed=before.committed + jnp.int32([4, 1, 0, 0, 0]), draft=first.state)
+    after = before.having(counters=counters).replace(committed=before.committed + jnp.int32([4, 1, 0, 0, 0]), draft=first.state)
     again = drafted_at_once(after)
     assert again.state.shared.tolist() == [[0, 0, 3, 0, 0], [0, 0, 1, 1, 0]]
     assert acceptance_by_match_length(again.state) == {2: 0.75, 3: 0.0}

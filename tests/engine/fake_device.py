@@ -21,8 +21,9 @@ from detspec.engine.policy import Plan, Room
 from detspec.engine.programs import SequenceProgress
 from detspec.engine.step_times import BusyClock
 from detspec.generation.score import Replayed
+from detspec.riders.counters import COUNTED
 from detspec.sampling_params import all_stop_ids
-from detspec.state import COUNTED, LENGTH, RUNNING, STOP
+from detspec.state import LENGTH, RUNNING, STOP
 from tests.fakes import TABLE_CFG
 
 FAKE_MODEL = Model(dataclasses.replace(TABLE_CFG, vocab_size=97, max_position=4096), {}, None, (), "counts up")
@@ -37,7 +38,7 @@ class FakeDevice:
         self.model, self.schedule, self.config = model, schedule, config
         self.num_pages = num_pages or config.max_requests * self.max_pages
         self.drafters = drafters_of(drafters or {})
-        self.clock, self.place = BusyClock(), None
+        self.clock, self.place, self.riders, self.reader = BusyClock(), None, (), None
         self.room = Room(config.max_stop_ids, config.max_logit_bias)
         self.slots = np.zeros((self.num_pages + 1, schedule.numerics.page), np.uint64)  # page 0 is scratch
         self.places: dict[int, SimpleNamespace] = {}
@@ -169,7 +170,7 @@ class FakeDevice:
     def clear(self) -> None:
         self.places, self.waiting = {}, {}
 
-    def thoughts(self) -> None:
+    def told(self) -> None:
         return None
 
     def next_token(self, tokens: list[int]) -> int:
@@ -240,4 +241,4 @@ class FakeDevice:
         counts[:, COUNTED.index("num_verify_passes")] = passes
         counts[:, COUNTED.index("num_accepted_draft_tokens")] = accepted
         progress = SequenceProgress(np.full_like(passes, steps), committed, length, finish, counts)
-        return SimpleNamespace(progress=progress, tokens=tokens, logprobs=logprobs, thoughts=None, is_ready=False)
+        return SimpleNamespace(progress=progress, tokens=tokens, logprobs=logprobs, told=None, is_ready=False)

@@ -14,8 +14,8 @@ from detspec.engine.planner import PREFILL, REPLAYS
 from detspec.engine.policy import Needs
 from detspec.engine.programs import Placement
 from detspec.errors import DivergenceError
-from detspec.generation.insert import Entry
 from detspec.generation.score import Asked
+from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from tests.engine.byte_model import facts, make_engine

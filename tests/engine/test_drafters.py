@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.load import Model
+from detspec.draft.draft_model import draft_model
 from detspec.draft.ngram import ngram
 from detspec.draft.source import Drafter
 from detspec.engine.certify import CERTIFIED, NOT_TRIED
 from detspec.engine.decide import Load
 from detspec.engine.device import Device
-from detspec.engine.draft_model import draft_model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner

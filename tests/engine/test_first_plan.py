@@ -1,10 +1,7 @@
 """What a first answer waits for, and what is made only once an engine has run for a while."""
 
-import dataclasses
-
 import pytest
 
-from detspec.config import ThinkingConfig
 from detspec.engine.certify import NOT_TRIED, time_plans
 from detspec.engine.device import PLAIN as PLAIN_ASKED
 from detspec.engine.engine import Engine
@@ -13,6 +10,7 @@ from detspec.engine.policy import Needs, ordinary_plan
 from detspec.engine.programs import read_sequences
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
+from detspec.thinking.rider import thinking_rider
 from tests.engine.byte_model import SCHEDULE, facts, make_engine
 from tests.engine.fake_device import FakeDevice
 from tests.engine.test_step import counted, make, request_of, tokens_of
@@ -122,14 +120,12 @@ def test_thoughts_are_certified_anew_when_prefill_gets_its_own_program(engine, m
     """Prompts are thought about by the program that prefills. What certifies them notes whether that is one of its own."""
     noted: list[bool] = []
 
-    def certify_thoughts(device: FakeDevice, batch: int) -> str:
+    def certify_reader(device: FakeDevice, batch: int) -> str:
         noted.append(device.prefills_apart)
         return ""
 
-    monkeypatch.setattr("detspec.engine.planner.certify_thoughts", certify_thoughts)
-    thinking = ThinkingConfig(chunk=4, in_layer=0, out_layer=1, max_thought=2, end_id=0)
-    model = engine.device.model
-    engine.device.model = dataclasses.replace(model, cfg=dataclasses.replace(model.cfg, thinking=thinking))
+    monkeypatch.setattr("detspec.engine.planner.certify_reader", certify_reader)
+    engine.device.riders = (thinking_rider(),)
     needs = Needs(ordinary=False, processing=False)
     engine.prepare(1, needs, first_only=True)
     engine.prepare(4, needs, first_only=True)  # another batch, the same program of prefill

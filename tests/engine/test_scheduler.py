@@ -12,6 +12,7 @@ from detspec.engine.pages import PagePool, partial_key, prefix_keys
 from detspec.engine.request import Request
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.sequence import SequenceState
+from detspec.riders.asked import NOTHING_BROUGHT, Brought
 from detspec.sampling_params import SamplingParams
 
 PAGE, MAX_PAGES, MAX_REQUESTS, WINDOW = 4, 6, 4, 2
@@ -21,7 +22,7 @@ CONTEXT = b"weights"
 def scheduler_of(num_pages: int, *, sharing: bool = True) -> Scheduler:
     pool = PagePool(num_pages, CONTEXT)
     shape = MAX_REQUESTS, MAX_PAGES
-    return Scheduler(pool, deque(), page=PAGE, shape=shape, sharing=sharing, window=WINDOW, chunk=4)
+    return Scheduler(pool, deque(), page=PAGE, shape=shape, sharing=sharing, window=WINDOW)
 
 
 def request_of(id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> Request:
@@ -29,7 +30,10 @@ def request_of(id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> R
 
 
 def queue(scheduler: Scheduler, *requests: Request) -> None:
-    scheduler.queue.extend(SequenceState(sample) for request in requests for sample in request.samples())
+    """A rider reads the prompts of those that think."""
+    for request in requests:
+        said = Brought({}, None, is_read=True) if request.sampling.thinking else NOTHING_BROUGHT
+        scheduler.queue.extend(SequenceState(sample, brought=said) for sample in request.samples())
 
 
 def admitted_of(scheduler: Scheduler) -> list[SequenceState]:
@@ -67,7 +71,7 @@ class Life(RuleBasedStateMachine):
         for sequence, (source, target) in self.scheduler.admit():
             if source != SCRATCH_PAGE:
                 self.written[target] = list(self.written[source])
-            assert not (sequence.thinks and sequence.length), "a prompt that is thought about is read from its start"
+            assert not (sequence.brought.is_read and sequence.length), "a prompt that is thought about is read from its start"
             for position in range(sequence.length):  # what it takes for known is there
                 assert self.slots(sequence, position)[position % PAGE] == tuple(sequence.tokens[: position + 1])
 
@@ -94,7 +98,7 @@ class Life(RuleBasedStateMachine):
                 assert self.pool._holders[sequence.pages[position // PAGE]] == 1, "pages that others hold are never written"
                 # Of a prompt that is read thinking, keys and values are not those of its tokens.
                 written = tuple(sequence.tokens[: position + 1])
-                slots[position % PAGE] = ("thinking", *written) if sequence.thinks else written
+                slots[position % PAGE] = ("thinking", *written) if sequence.brought.is_read else written
             sequence.length = reached
             self.scheduler.register(sequence)
 

@@ -10,7 +10,7 @@ import pytest
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
 from detspec.engine import planner
-from detspec.engine.certify import certify_thoughts
+from detspec.engine.certify import certify_reader
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.probes import Probes
@@ -171,7 +171,7 @@ def test_prompt_logprobs_of_a_thinking_request_are_refused(alone):
 
 
 def test_device_that_thinks_differently_in_other_places_is_refused(monkeypatch):
-    monkeypatch.setattr(planner, "certify_thoughts", lambda device, batch: "sequence 0 differs")
+    monkeypatch.setattr(planner, "certify_reader", lambda device, batch: "sequence 0 differs")
     prompt, sampling = requests()[0]
     with pytest.raises(InputError, match=r"does not certify thoughts, so determinism .*: sequence 0 differs"):
         make_crowded().generate([prompt], sampling)
@@ -180,7 +180,7 @@ def test_device_that_thinks_differently_in_other_places_is_refused(monkeypatch):
 @pytest.mark.parametrize("part", ["thoughts", "states", "nothing"])
 def test_certification_of_thoughts_sees_what_depends_on_the_place(part, crowded, monkeypatch):
     """A thinker that says another word, or states that have another bit, in the first place of a batch."""
-    read = crowded.device.thoughts
+    read = crowded.device.read
 
     def tampered():
         reading = read()
@@ -190,8 +190,8 @@ def test_certification_of_thoughts_sees_what_depends_on_the_place(part, crowded,
             return reading.replace(states=reading.states.at[0, 0, 0].add(1.0))
         return reading
 
-    monkeypatch.setattr(crowded.device, "thoughts", tampered)
-    differs = certify_thoughts(crowded.device, 3)
+    monkeypatch.setattr(crowded.device, "read", tampered)
+    differs = certify_reader(crowded.device, 3)
     crowded.device.clear()
     crowded.replicas[0].pool.clear()
     assert bool(differs) == (part != "nothing")
@@ -225,7 +225,7 @@ def test_aborted_request_has_no_thoughts_even_if_it_waits_with_those_it_had(crow
     completions = {}
     while crowded.has_work:
         completions |= {update.request.id: update.completion for update in crowded.step()}
-        waiting = [sequence.request.id for sequence in crowded.replicas[0].scheduler.queue if sequence.thoughts]
+        waiting = [sequence.request.id for sequence in crowded.replicas[0].scheduler.queue if sequence.found]
         if waiting and not preempted:
             preempted.append(waiting[0])
             crowded.abort(waiting[0])

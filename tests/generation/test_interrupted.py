@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.generation.insert import insert, pack_requests
+from detspec.riders.rider import Entry
 from detspec.state import GenState
 from tests.fakes import Request, generate_drafted, random_model, state_of
 from tests.generation.one_at_a_time import FIXED, PROCESSING, one_at_a_time, partly_right, poisoned, results

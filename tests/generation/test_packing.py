@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from detspec.generation.init import init_state
-from detspec.generation.insert import Entry, no_requests, pack_requests, put_requests
+from detspec.generation.insert import no_requests, pack_requests, put_requests
 from detspec.generation.packing import pack, unpack
+from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from tests.fakes import RANDOM_CFG
 from tests.shelf import TABLE

@@ -9,7 +9,8 @@
 import numpy as np
 import pytest
 
-from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.generation.insert import insert, pack_requests
+from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, STOP, GenState
 from tests.fakes import COUNT_UP, TABLE_LOGPROB, Request, generate_drafted, recorded, state_of, table_model

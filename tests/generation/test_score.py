@@ -11,10 +11,10 @@ import pytest
 from detspec import score
 from detspec.errors import InputError
 from detspec.generation.loop import generate
-from detspec.generation.passes import stretches
 from detspec.generation.prefill import prefill
 from detspec.generation.score import Asked, read, replay
 from detspec.ops.row_sum import fixed_sum
+from detspec.passes import spans
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState
@@ -158,7 +158,7 @@ def test_reading_says_nothing_of_what_is_not_wanted_and_the_same_of_the_rest():
 
     @jax.jit
     def run(wanted_from):
-        all_given = stretches(state.cache.length, state.committed, schedule_of(4))
+        all_given = spans(state.cache.length, state.committed, schedule_of(4))
         return read(random_model(CFG), CFG, state, all_given, schedule=schedule_of(4), asked=asked, wanted_from=wanted_from)
 
     whole, filled = jax.device_get(run(np.zeros(3, np.int32)))

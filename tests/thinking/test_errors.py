@@ -11,8 +11,9 @@ from detspec.config import ThinkingConfig
 from detspec.errors import InputError
 from detspec.generation.checks import check_prompt
 from detspec.generation.init import init_state, start_state
-from detspec.generation.insert import Entry, pack_requests
+from detspec.generation.insert import pack_requests
 from detspec.model.params import param_shapes, with_thinking
+from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.thinking.blocks import thinking_of
@@ -62,7 +63,7 @@ def test_aligned_windows_are_refused():
 @pytest.mark.parametrize("thought", [[], [1, 2, 3, 0]])
 def test_drafted_thought_of_no_or_too_many_tokens_is_refused(thought: list[int]):
     with pytest.raises(InputError, match=f"the drafted thought after chunk 1 of request 0 has {len(thought)} tokens"):
-        pack_requests(make_state(), [Entry(0, [1] * 9, SamplingParams(), thoughts=[[0], thought])], ())
+        pack_requests(make_state(), [Entry(0, [1] * 9, SamplingParams(), brings={"thoughts": [[0], thought]})], ())
 
 
 def test_model_without_thinker_is_refused_where_thoughts_are_asked_for():

@@ -19,6 +19,7 @@ from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_TOKEN
 from detspec.thinking import taught
 from detspec.thinking.blocks import compress_sequences
+from detspec.thinking.reading import reading_of
 from detspec.thinking.taught import forward_taught
 from detspec.thinking.think_prompt import think_prompt
 from tests.double import QUICK_COMPILATION, in_float64
@@ -229,8 +230,7 @@ def test_gradient_does_not_go_through_the_generation_of_a_thought(gradients):
     state = start_state(PLAIN, TOKENS.tolist(), [SamplingParams(max_tokens=1)], eos_ids=(), max_len=16, schedule=schedule)
 
     def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-        reading = think_prompt(params, PLAIN, state, schedule=schedule).reading
-        assert reading is not None
+        reading = reading_of(think_prompt(params, PLAIN, state, schedule=schedule))
         thoughts = reading.thoughts[:, :3]
         return taught_loss(params, PLAIN, TOKENS, thoughts), thoughts
 

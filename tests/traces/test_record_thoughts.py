@@ -12,6 +12,7 @@ from detspec.errors import InputError
 from detspec.generation.loop import generate
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
+from detspec.thinking.reading import reading_of
 from detspec.traces.draw_thoughts import thought_figure
 from detspec.traces.record_thoughts import run_thought_trace
 from detspec.traces.thoughts import ThoughtText, ThoughtTrace
@@ -54,9 +55,8 @@ def token_id(text: str) -> int:
 
 
 def test_trace_agrees_with_the_state_of_the_reading(trivial: ThoughtTrace, final: GenState):
-    reading = final.reading
+    reading = reading_of(final)
     counters = final.counters
-    assert reading is not None
     assert trivial.passes[-1].read == int(reading.read[0]) == 11
     assert trivial.passes[-1].length == 11 * C
     assert len(trivial.passes) == int(counters.num_read_passes[0])

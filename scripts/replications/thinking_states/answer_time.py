@@ -92,7 +92,7 @@ def counters(state: GenState, answers: Sequence[int]) -> dict[str, float]:
     committed = np.asarray(state.committed)
     prompt_len = np.asarray(state.sampling.prompt_len)
     right = [tokens[b, committed[b] - 2] == answer for b, answer in enumerate(answers)]
-    read = {"rounds": 0.0, "passes": 0.0} if state.reading is None else reading_counters(state)
+    read = {"rounds": 0.0, "passes": 0.0} if state.riders.reader is None else reading_counters(state)
     return {"tokens": float(np.mean(committed - prompt_len)), "accuracy": float(np.mean(right)), **read}
 
 

@@ -15,6 +15,7 @@ from detspec.model.params import Params
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import compress
+from detspec.thinking.reading import reading_of
 from detspec.thinking.think_prompt import think_prompt
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.tasks import SIDES, Parity, tokenizer_of
@@ -50,9 +51,8 @@ def _flips(model: Model, prompts: Sequence[Sequence[int]], problems: Sequence[Pr
     start = partial(ready_state, model, prompts, max_tokens=MAX_TOKENS, max_len=max_len, schedule=schedule)
     answer = partial(decode, model.params, model.cfg, schedule=schedule.with_budget(num_problems, 1))
     free = answer(read_prompts(model.params, model.cfg, start(), schedule=schedule))
-    assert free.reading is not None
-    thoughts = np.asarray(free.reading.thoughts)
-    end = np.asarray(free.reading.end)
+    thoughts = np.asarray(reading_of(free).thoughts)
+    end = np.asarray(reading_of(free).end)
     heads, tails = (tokenizer.encode(side).ids[0] for side in SIDES)
     has_side = ((thoughts == heads) | (thoughts == tails)).any(2) & (np.arange(thoughts.shape[1]) < end[:, None])
     place = np.array([middle(there) for there in has_side])
@@ -92,18 +92,16 @@ def read_forced(
         thoughts: `[B, M]` int32, the thought after it.
         schedule: the schedule of the canonical passes.
     """
-    assert state.reading is not None
-    end = state.reading.end
+    end = reading_of(state).end
     # Reading stops behind the chunk, for it is told that the prompt's last thought is there.
-    state = think_prompt(params, cfg, state.replace(reading=state.reading.replace(end=place + 1)), schedule=schedule)
-    assert state.reading is not None
+    state = think_prompt(params, cfg, state.having(thoughts=reading_of(state).replace(end=place + 1)), schedule=schedule)
     row = jnp.arange(place.shape[0], dtype=jnp.int32)
-    reading = state.reading.replace(
-        thoughts=state.reading.thoughts.at[row, place].set(thoughts),
+    reading = reading_of(state).replace(
+        thoughts=reading_of(state).thoughts.at[row, place].set(thoughts),
         states=compress(params, cfg, thoughts, numerics=schedule.numerics),
         end=end,
     )
-    return think_prompt(params, cfg, state.replace(reading=reading), schedule=schedule)
+    return think_prompt(params, cfg, state.having(thoughts=reading), schedule=schedule)
 
 
 def middle(there: np.ndarray) -> int:

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.draft.self_draft import SELF
 from detspec.environment import chosen_schedule
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
+from detspec.thinking.reading import reading_of
 from detspec.train.problems.tasks import Parity
 from scripts.replications.thinking_states.prompts import draft_thoughts, draw_problems, prompts_of, read_prompts, ready_state
 from scripts.replications.turns import Prepare, time_by_turns
@@ -47,8 +47,8 @@ def rounds_by_sparsity(
             for source in SOURCES:
                 state = read_by(model, [prompt], source, schedule=schedule, recorded=recorded)()
                 counted[source].append(reading_counters(state))
-                recorded = state.reading.thoughts
-            chunks.append(int(state.reading.end[0]))
+                recorded = reading_of(state).thoughts
+            chunks.append(int(reading_of(state).end[0]))
             thoughts.append(count_thoughts(state))
         found.append(
             {
@@ -79,7 +79,7 @@ def prefill_times(
         prompts = prompts_of(Parity(), problems, "thinking")
         one_chunk = batch * thinking_of(model.cfg).chunk
         settings = [("one chunk a pass", one_chunk), *((source, budget) for source in SOURCES for budget in budgets)]
-        recorded = read_by(model, prompts, "trivial", schedule=of_rows(model, budgets[0]))().reading.thoughts
+        recorded = reading_of(read_by(model, prompts, "trivial", schedule=of_rows(model, budgets[0]))()).thoughts
         readers = {
             f"{source} {budget}": _prepare(model, prompts, source, of_rows(model, budget), recorded)
             for source, budget in settings
@@ -118,7 +118,7 @@ def read_by(
     def call() -> GenState:
         drafted = state
         if ahead is not None:
-            drafted = draft_thoughts(model.params, model.cfg, state, schedule=ahead, source=SELF)
+            drafted = draft_thoughts(model.params, model.cfg, state, schedule=ahead, source="self")
         return read_prompts(model.params, model.cfg, drafted, schedule=schedule)
 
     return call
@@ -136,8 +136,7 @@ def reading_counters(state: GenState) -> dict[str, float]:
 
 def count_thoughts(state: GenState) -> int:
     """Thoughts of row 0 that are not trivial."""
-    reading = state.reading
-    assert reading is not None
+    reading = reading_of(state)
     return int(np.sum(np.asarray(reading.thoughts[0, : int(reading.end[0]), 0]) != reading.end_id))
 
 

@@ -10,16 +10,17 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.draft.given import NONE
-from detspec.draft.source import Drafter, DraftSource, draft_fn
+from detspec.draft.source import Drafter, draft_fn
 from detspec.generation.init import start_state
 from detspec.generation.loop import Limits, dvr_step, run
-from detspec.generation.prefill import prefill
+from detspec.generation.prefill import prefill, read_by_riders
 from detspec.mesh import place_of, put
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState
-from detspec.thinking.think_prompt import think_prompt
+from detspec.thinking.drafts import DRAFTED
+from detspec.thinking.reading import reading_of
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.tasks import Task, tokenizer_of
@@ -60,23 +61,20 @@ def ready_state(
     sampling = [SamplingParams(max_tokens=max_tokens)] * len(prompts)
     state = start_state(model.cfg, prompts, sampling, eos_ids=(END_ID,), max_len=max_len, schedule=schedule)
     if thoughts is not None:
-        assert state.reading is not None
-        state = state.replace(reading=state.reading.replace(thoughts=jnp.copy(thoughts)))
+        state = state.having(thoughts=reading_of(state).replace(thoughts=jnp.copy(thoughts)))
     return put(state, place_of(model.cfg, model.params))
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
-def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, source: DraftSource) -> GenState:
-    """The drafts of `source` alone: `read_prompts` is then one program for all sources."""
-    assert source.think is not None
-    return source.think(params, cfg, state, schedule)
+def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, source: str) -> GenState:
+    """Thoughts drafted as `source` says, one of `DRAFTED`: `read_prompts` is then one program for all of them."""
+    return DRAFTED[source](params, cfg, state, schedule)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def read_prompts(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
     """Everything before the first new token: the thoughts of a model that thinks, then the rest of the prompts."""
-    if state.reading is not None:
-        state = think_prompt(params, cfg, state, schedule=schedule)
+    state = read_by_riders(params, cfg, state, schedule=schedule)
     return prefill(params, cfg, state, schedule=schedule)
 
 

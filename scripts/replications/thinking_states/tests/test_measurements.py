@@ -16,6 +16,7 @@ from detspec.model.dense import dense_config
 from detspec.model.params import init_params
 from detspec.model.transformer import forward_sequences
 from detspec.state import GenState
+from detspec.thinking.reading import reading_of
 from detspec.train.problems.tasks import Parity
 from scripts.replications.thinking_states.answer_time import Setting, answer_times, settings_of
 from scripts.replications.thinking_states.forced import middle, read_forced
@@ -62,16 +63,16 @@ def test_forced_thought_stands_there_and_only_another_one_changes_what_is_read(m
         return np.asarray(keys_of_positions(state.cache, 12, 16))
 
     free = read_prompts(model.params, CFG, start(), schedule=SCHEDULE)
-    own = free.reading.thoughts[:, 2]
+    own = reading_of(free).thoughts[:, 2]
     other = jnp.array([[5, 6, 0]] * 2, jnp.int32)
     assert (np.asarray(own) != np.asarray(other)).any(1).all()
     found = {}
     for name, given in (("own", own), ("other", other)):
         place = jnp.array([2, 2], jnp.int32)
         found[name] = read_forced(model.params, CFG, start(), place, given, schedule=SCHEDULE)
-        assert (np.asarray(found[name].reading.thoughts[:, 2]) == np.asarray(given)).all()
-        assert (np.asarray(found[name].reading.read) == np.asarray(free.reading.end)).all()
-    assert (np.asarray(found["own"].reading.thoughts) == np.asarray(free.reading.thoughts)).all()
+        assert (np.asarray(reading_of(found[name]).thoughts[:, 2]) == np.asarray(given)).all()
+        assert (np.asarray(reading_of(found[name]).read) == np.asarray(reading_of(free).end)).all()
+    assert (np.asarray(reading_of(found["own"]).thoughts) == np.asarray(reading_of(free).thoughts)).all()
     # States are compressed for another number of thoughts at once: XLA may add in another order.
     assert np.abs(keys(found["own"]) - keys(free)).max() < 1e-5
     assert np.abs(keys(found["other"]) - keys(free)).max() > 1e-2
@@ -101,9 +102,9 @@ def test_every_source_reads_the_same_thoughts_and_right_ones_take_one_round(mode
     rounds = {}
     for source in SOURCES:
         state = read_by(model, prompts, source, schedule=schedule, recorded=recorded)()
-        expected = state.reading.thoughts if recorded is None else recorded
-        assert (np.asarray(state.reading.thoughts) == np.asarray(expected)).all()
-        recorded = state.reading.thoughts
+        expected = reading_of(state).thoughts if recorded is None else recorded
+        assert (np.asarray(reading_of(state).thoughts) == np.asarray(expected)).all()
+        recorded = reading_of(state).thoughts
         rounds[source] = reading_counters(state)["rounds"]
     assert rounds["recorded"] == 1 < rounds["trivial"]
 

@@ -1,4 +1,4 @@
-"""Windows of stretches on small arrays, and prompts that ride along with the verification of other requests."""
+"""Windows of spans on small arrays, and prompts that ride along with the verification of other requests."""
 
 from functools import partial
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from detspec.draft.source import Drafter, draft_fn
 from detspec.generation.loop import dvr_step
-from detspec.generation.passes import Stretches, cut, limited, missing, reached, stretches, those_first
 from detspec.generation.prefill import prefill
 from detspec.generation.score import Asked, read
+from detspec.passes import Spans, cut, limited, missing, reached, spans, those_first
 from detspec.sampling_params import SamplingParams
 from detspec.state import NO_SEQUENCE, GenState
 from tests.fakes import SOURCES, Request, bits, random_model, recorded, state_of
@@ -41,7 +41,7 @@ def unprocessed(shape: Shape, requests) -> GenState:
 def test_cut_of_two_rows_packs_their_windows_side_by_side():
     """Rows of 5 and 9 positions, W = 4: windows [0 4) [4 5) of row 0, [2 6) [6 10) [10 11) of row 1, then padding."""
     tokens = np.arange(24, dtype=np.int32).reshape(2, 12)
-    lacking = Stretches(np.int32([0, 1]), start=np.int32([0, 2]), end=np.int32([5, 11]))
+    lacking = Spans(np.int32([0, 1]), start=np.int32([0, 2]), end=np.int32([5, 11]))
     windows = jax.device_get(cut_at_once(lacking, np.arange(6, dtype=np.int32), tokens, window=4))
     assert windows.sequence.tolist() == [0, 0, 1, 1, 1, NO_SEQUENCE]
     assert windows.start.tolist() == [0, 4, 2, 6, 10, 0]
@@ -51,14 +51,14 @@ def test_cut_of_two_rows_packs_their_windows_side_by_side():
 
 
 def test_reached_after_each_window_of_two_rows():
-    lacking = Stretches(np.int32([0, 1]), start=np.int32([0, 2]), end=np.int32([5, 11]))
+    lacking = Spans(np.int32([0, 1]), start=np.int32([0, 2]), end=np.int32([5, 11]))
     found = [reached_at_once(lacking, np.int32(done), window=4).tolist() for done in range(7)]
     assert found == [[0, 0], [4, 0], [5, 0], [5, 6], [5, 10], [5, 11], [5, 11]]
 
 
 def test_aligned_stretches_begin_with_the_window_of_their_first_position():
     aligned = FEW.schedule.with_numerics(alignment="window")
-    found = stretches(jnp.int32([6, 6]), jnp.int32([9, 6]), aligned)
+    found = spans(jnp.int32([6, 6]), jnp.int32([9, 6]), aligned)
     assert found.start.tolist() == [4, 6]  # a row that lacks nothing begins nowhere
 
 

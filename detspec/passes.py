@@ -18,7 +18,7 @@ from detspec.struct import Struct
 Carry = TypeVar("Carry")
 
 
-class Stretches(Struct):
+class Spans(Struct):
     """Positions `start .. end - 1` of sequences that passes are to read, none where `end <= start`; in the order of reading."""
 
     sequence: jax.Array  # [B] int32, each once
@@ -26,78 +26,78 @@ class Stretches(Struct):
     end: jax.Array  # [B] int32
 
     def num_windows(self, window: int) -> jax.Array:
-        """How many windows each stretch is cut into, `[B]` int32."""
+        """How many windows each span is cut into, `[B]` int32."""
         return -(-jnp.maximum(self.end - self.start, 0) // window)
 
-    def with_first(self, wanted: jax.Array) -> "Stretches":
+    def with_first(self, wanted: jax.Array) -> "Spans":
         """The same in another order: first those where `wanted [B]` bool holds."""
         order = those_first(wanted)
         return jax.tree.map(lambda x: x[order], self)
 
 
-def stretches(first: jax.Array, end: jax.Array, schedule: Schedule) -> Stretches:
+def spans(first: jax.Array, end: jax.Array, schedule: Schedule) -> Spans:
     """Positions `first .. end - 1` of sequences `0 .. B - 1`; aligned windows begin where the window of `first` does."""
     start = first - first % schedule.budget.window if schedule.numerics.alignment == "window" else first
     number = jnp.arange(end.shape[0], dtype=jnp.int32)
-    return Stretches(sequence=number, start=jnp.where(first < end, start, end), end=end)
+    return Spans(sequence=number, start=jnp.where(first < end, start, end), end=end)
 
 
-def missing(state: GenState, schedule: Schedule) -> Stretches:
+def missing(state: GenState, schedule: Schedule) -> Spans:
     """What live sequences lack in the cache: all committed tokens but the last; nothing while they still think."""
     length = state.cache.length
-    return stretches(length, jnp.where(state.catching_up, state.committed - 1, 0), schedule)
+    return spans(length, jnp.where(state.catching_up, state.committed - 1, 0), schedule)
 
 
-def cut(stretches: Stretches, index: jax.Array, tokens: jax.Array, window: int) -> Windows:
-    """Windows number `index [G]` of all that `stretches` of `tokens [B, T]` are cut into; padding where there is none."""
-    number = stretches.num_windows(window)
-    through = jnp.cumsum(number)  # of stretches 0 .. s
+def cut(spans: Spans, index: jax.Array, tokens: jax.Array, window: int) -> Windows:
+    """Windows number `index [G]` of all that `spans` of `tokens [B, T]` are cut into; padding where there is none."""
+    number = spans.num_windows(window)
+    through = jnp.cumsum(number)  # of spans 0 .. s
     used = index < through[-1]
-    before = jnp.searchsorted(through, index, side="right", method="compare_all")  # stretches; compared all, it is no loop
-    stretch = jnp.minimum(before, through.shape[0] - 1)
-    sequence = stretches.sequence[stretch]
-    begin = stretches.start[stretch] + (index - (through[stretch] - number[stretch])) * window
+    before = jnp.searchsorted(through, index, side="right", method="compare_all")  # spans; compared all, it is no loop
+    span = jnp.minimum(before, through.shape[0] - 1)
+    sequence = spans.sequence[span]
+    begin = spans.start[span] + (index - (through[span] - number[span])) * window
     place = jnp.clip(begin[:, None] + jnp.arange(window, dtype=jnp.int32)[None, :], 0, tokens.shape[1] - 1)
     return Windows(
         tokens=jnp.where(used[:, None], tokens[sequence[:, None], place], 0),
         sequence=jnp.where(used, sequence, NO_SEQUENCE),
         start=jnp.where(used, begin, 0),
-        count=jnp.where(used, jnp.clip(stretches.end[stretch] - begin, 0, window), 0),
+        count=jnp.where(used, jnp.clip(spans.end[span] - begin, 0, window), 0),
     )
 
 
-def reached(stretches: Stretches, done: jax.Array, window: int) -> jax.Array:
-    """Where each stretch is after the first `done` windows of all, `[B]` int32; 0 if none of them was its own."""
-    number = stretches.num_windows(window)
+def reached(spans: Spans, done: jax.Array, window: int) -> jax.Array:
+    """Where each span is after the first `done` windows of all, `[B]` int32; 0 if none of them was its own."""
+    number = spans.num_windows(window)
     own_done = jnp.clip(done - (jnp.cumsum(number) - number), 0, number)
-    return jnp.where(own_done > 0, jnp.minimum(stretches.start + own_done * window, stretches.end), 0)
+    return jnp.where(own_done > 0, jnp.minimum(spans.start + own_done * window, spans.end), 0)
 
 
-def limited(stretches: Stretches, max_passes: jax.Array, schedule: Schedule) -> Stretches:
-    """What the first `max_passes` passes over `stretches` read."""
-    done = jnp.minimum(num_passes(stretches, schedule), max_passes) * schedule.budget.groups
-    return stretches.replace(end=jnp.maximum(stretches.start, reached(stretches, done, schedule.budget.window)))
+def limited(spans: Spans, max_passes: jax.Array, schedule: Schedule) -> Spans:
+    """What the first `max_passes` passes over `spans` read."""
+    done = jnp.minimum(num_passes(spans, schedule), max_passes) * schedule.budget.groups
+    return spans.replace(end=jnp.maximum(spans.start, reached(spans, done, schedule.budget.window)))
 
 
-def num_passes(stretches: Stretches, schedule: Schedule) -> jax.Array:
-    """How many passes read all `stretches`, int32."""
-    return -(-stretches.num_windows(schedule.budget.window).sum(dtype=jnp.int32) // schedule.budget.groups)
+def num_passes(spans: Spans, schedule: Schedule) -> jax.Array:
+    """How many passes read all `spans`, int32."""
+    return -(-spans.num_windows(schedule.budget.window).sum(dtype=jnp.int32) // schedule.budget.groups)
 
 
 def run_passes(
-    pass_fn: Callable[[Windows, Carry], Carry], carry: Carry, tokens: jax.Array, stretches: Stretches, *, schedule: Schedule
+    pass_fn: Callable[[Windows, Carry], Carry], carry: Carry, tokens: jax.Array, spans: Spans, *, schedule: Schedule
 ) -> Carry:
-    """Calls `pass_fn(windows, carry)` under `lax.while_loop` until all `stretches` of `tokens [B, T]` int32 have been read.
+    """Calls `pass_fn(windows, carry)` under `lax.while_loop` until all `spans` of `tokens [B, T]` int32 have been read.
 
     Windows are `schedule.budget.groups` by `schedule.budget.window`. Each pass gets the carry that the last one returned.
     """
     W = schedule.budget.window
     G = schedule.budget.groups
-    end = num_passes(stretches, schedule) * G
+    end = num_passes(spans, schedule) * G
 
     def run_pass(state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
         done, carry = state
-        windows = cut(stretches, done + jnp.arange(G, dtype=jnp.int32), tokens, W)
+        windows = cut(spans, done + jnp.arange(G, dtype=jnp.int32), tokens, W)
         return done + G, pass_fn(windows, carry)
 
     return jax.lax.while_loop(lambda state: state[0] < end, run_pass, (jnp.int32(0), carry))[1]

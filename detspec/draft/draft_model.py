@@ -7,24 +7,25 @@ text that its keys and values stand for, so the draft model finds out by itself 
     slots   5 7 9 2 4      hashes of 5 | 5 7 | 5 7 9 | 5 7 9 2 | 5 7 9 2 4      2 4 were drafted and rejected
 
 Positions 0 to 2 are of use, 3 is read again, 8 is the next input. A rollback, a preemption, a page that was copied and another
-request in the same place all look like that. Two texts with equal hashes would cost guesses, no correctness.
+request in the same place all look like that. Two texts with equal hashes would cost drafts, no correctness.
 """
 
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import KVCache, init_cache
+from detspec.cache import KVCache, init_cache, shares_pages
 from detspec.config import ModelConfig
 from detspec.draft.self_draft import self_draft
-from detspec.draft.source import DraftSource
-from detspec.generation.passes import Stretches, limited, run_passes
-from detspec.model.params import Params
+from detspec.draft.source import Drafter, DraftSource
+from detspec.errors import InputError
+from detspec.model.params import Params, active_params
 from detspec.model.transformer import forward
-from detspec.schedule import Schedule
+from detspec.passes import Spans, limited, run_passes
+from detspec.schedule import Numerics, Schedule
 from detspec.state import Draft, DraftState, GenState, Windows
 from detspec.struct import Struct
 
@@ -37,6 +38,43 @@ class Held(Struct):
 
     pools: tuple[Any, ...]
     hashes: jax.Array  # [num_pages, page] uint32, of the text up to each slot's token; see `text_hashes`
+
+
+class Weighted(Protocol):
+    """A model, such as `detspec.load` gives: its shape and its weights."""
+
+    @property
+    def cfg(self) -> ModelConfig:
+        """Its shape."""
+
+    @property
+    def params(self) -> Params:
+        """Its weights."""
+
+
+def draft_model(model: Weighted, *, target: Weighted) -> Drafter:
+    """A draft source that decodes with `model`, for engines of `target`.
+
+        small = ds.load("Qwen3-0.6B")
+        engine = ds.Engine(target, drafters={"draft_model": ds.draft_model(small, target=target)})
+
+    Both need the same tokenizer: ids that mean other tokens are drafts that fail. Memory is that of its weights, and of keys
+    and values in as many pages as the engine has.
+
+    Raises `InputError` if the vocabularies have other sizes, or the draft model thinks or keeps states by sequence.
+    """
+    if model.cfg.vocab_size != target.cfg.vocab_size:
+        raise InputError(
+            f"the draft model has {model.cfg.vocab_size} tokens, the model {target.cfg.vocab_size}: a draft model needs the "
+            "same vocabulary"
+        )
+    if not shares_pages(model.cfg, Numerics()):
+        raise InputError(
+            "a model with layers that keep states by sequence cannot be a draft model: it could not go back to them"
+        )
+    if model.cfg.thinking is not None:
+        raise InputError("a model that thinks cannot be a draft model: it would have to think about prompts of its own")
+    return Drafter(draft_model_source(model.cfg, _bytes_read(model.cfg) / _bytes_read(target.cfg)), model.params)
 
 
 @cache
@@ -89,7 +127,7 @@ def _draft(
     last = state.committed - 1
     hashes = text_hashes(state.tokens)
     cache, of_use = _found(held, state, hashes)
-    lacking = Stretches(
+    lacking = Spans(
         sequence=jnp.arange(last.shape[0], dtype=jnp.int32),
         start=jnp.minimum(of_use, last),
         end=jnp.where(state.ready, last, 0),
@@ -109,7 +147,10 @@ def _draft(
     # From here on it is the self draft of another model, none of whose tokens is a result.
     length = jnp.maximum(jnp.minimum(of_use, last), lacking.end)
     alike = state.replace(
-        cache=cache.replace(length=length), live=state.ready, reading=None, deterministic=jnp.ones_like(state.deterministic)
+        cache=cache.replace(length=length),
+        live=state.ready,
+        riders=state.riders.without_readers(),
+        deterministic=jnp.ones_like(state.deterministic),
     )
     decoded = self_draft((), own_params, own_cfg, alike, schedule, num_tokens + 1)
     # What was fed is the last committed token, and all that was decoded but its last token.
@@ -151,3 +192,8 @@ def _marked(
 def _cost_s(cost: float, num_tokens: int, ordinary_step_s: float) -> float:
     """`DraftSource.cost_s`: it decodes one token more than it drafts."""
     return cost * (num_tokens + 1) * ordinary_step_s
+
+
+def _bytes_read(cfg: ModelConfig) -> int:
+    """Bytes of weights that a token is multiplied with."""
+    return active_params(cfg) * (1 if cfg.weights == "int8" else np.dtype(cfg.jax_dtype).itemsize)

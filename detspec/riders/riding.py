@@ -1,0 +1,211 @@
+"""The states of all riders of a batch, and the walks along texts that keep them right."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from detspec.config import ModelConfig
+from detspec.riders.rider import Capacity, Committed, Reader, Rider, Rows, Shared, State, TextsFn
+from detspec.struct import Struct
+
+ProcessFn = Callable[[jax.Array], jax.Array]  # what riders make of the logits [R, V] of rows
+
+
+class Followed(Struct):
+    """The state of a rider that follows the text."""
+
+    first: State  # [B, ...], before the first new token
+    now: State  # [B, ...], after all that is committed
+
+
+class Riders(Struct):
+    """All riders of `B` sequences."""
+
+    states: dict[str, State]  # by name; leaves [B, ...], see `Followed`
+    shared: dict[str, Shared]  # by name, passed along whole
+    each: tuple[Rider, ...] = struct.field(pytree_node=False)  # in the order in which they work on logits
+    # False leaves out of programs all that works on logits: for sequences that ask for nothing but a temperature
+    processing: bool = struct.field(pytree_node=False, default=True)
+
+    def of(self, name: str) -> State:
+        """The state of the rider called `name`, after all that is committed."""
+        state = self.states[name]
+        return state.now if isinstance(state, Followed) else state
+
+    def having(self, **states: State) -> "Riders":
+        """The same with other states of some riders that do not follow the text."""
+        return self.replace(states={**self.states, **states})
+
+    def without_readers(self) -> "Riders":
+        """The same for another model, which reads prompts as they are."""
+        each = tuple(rider for rider in self.each if rider.reader is None)
+        return self.replace(each=each, states={rider.name: self.states[rider.name] for rider in each})
+
+    def begun(
+        self,
+        packed: Mapping[str, Any],
+        put: Callable[[jax.Array, jax.Array], jax.Array],
+        tokens: jax.Array,
+        first: jax.Array,
+        end: jax.Array,
+    ) -> "Riders":
+        """After requests that brought `packed` were `put` in; of their `tokens [B, T]`, `first .. end - 1` are new ones."""
+        states = {}
+        for rider in self.each:
+            old = self.states[rider.name]
+            new = rider.begin(packed[rider.name], self.of(rider.name))
+            if rider.follow is not None:
+                new = Followed(first=new, now=self._caught_up(rider, new, tokens, first, end))
+            states[rider.name] = jax.tree.map(put, old, new)
+        return self.replace(states=states)
+
+    def observed(self, committed: Committed) -> "Riders":
+        """After a step."""
+        states = dict(self.states)
+        for rider in self.each:
+            if rider.follow is not None:
+                walked = self._walked(rider, states[rider.name].now, committed.tokens)
+                place = jnp.arange(committed.num_new.shape[0], dtype=jnp.int32)
+                now = jax.tree.map(lambda x, place=place: x[place, committed.num_new], walked)
+                states[rider.name] = states[rider.name].replace(now=now)
+            if rider.observe is not None:
+                states[rider.name] = rider.observe(states[rider.name], committed)
+        return self.replace(states=states)
+
+    @property
+    def following(self) -> dict[str, State]:
+        """The states of riders that follow the text, after all that is committed; what a loop over tokens carries."""
+        return {rider.name: self.of(rider.name) for rider in self.each if rider.follow is not None}
+
+    def at(self, following: Mapping[str, State]) -> "Riders":
+        """The same elsewhere in the text: `following` as in the property."""
+        return self.having(**{name: self.states[name].replace(now=now) for name, now in following.items()})
+
+    def after(self, tokens: jax.Array) -> dict[str, State]:
+        """`following` after one more of the `tokens [B]` of each sequence."""
+        followers = [rider for rider in self.each if rider.follow is not None]
+        return {rider.name: _next(rider, self.shared[rider.name], self.of(rider.name), tokens) for rider in followers}
+
+    def walked(self, tokens: jax.Array, begin: jax.Array, number: int, *, anew: bool = False) -> dict[str, State]:
+        """The states `[B, number + 1, ...]` before and after each of `number` tokens from `begin [B]` on of `tokens [B, T]`.
+
+        They start with all that is committed or, if they are walked `anew`, before the first new token. Only riders that follow
+        the text and work on logits have some.
+        """
+        walkers = [rider for rider in self.each if rider.follow is not None and rider.logits is not None and self.processing]
+        if not walkers:
+            return {}
+        place = begin[:, None] + jnp.arange(number, dtype=jnp.int32)[None, :]
+        along = jnp.take_along_axis(tokens, jnp.minimum(place, tokens.shape[1] - 1), axis=1)
+        starts = {rider.name: self.states[rider.name] for rider in walkers}
+        return {
+            rider.name: self._walked(rider, starts[rider.name].first if anew else starts[rider.name].now, along)
+            for rider in walkers
+        }
+
+    def rows(
+        self, of_row: jax.Array | None = None, after: jax.Array | None = None, walked: Mapping[str, State] | None = None
+    ) -> dict[str, State]:
+        """The states of riders that work on logits, by name.
+
+        Of rows that belong to sequences `of_row [R]`, after the first `after [R]` of the tokens that were `walked`. By default
+        a row for each sequence, in order, after all that is committed.
+        """
+        found = {}
+        for rider in self.each:
+            if rider.logits is None:
+                continue
+            state = self.of(rider.name)
+            if of_row is not None:
+                if walked is not None and after is not None and rider.name in walked:
+                    offset = jnp.clip(after, 0, jax.tree.leaves(walked[rider.name])[0].shape[1] - 1)
+                    state = jax.tree.map(lambda x, offset=offset: x[of_row, offset], walked[rider.name])
+                else:
+                    state = jax.tree.map(lambda x: x[of_row], state)
+            found[rider.name] = state
+        return found
+
+    def process_fn(self, rows: Mapping[str, State], position: jax.Array, texts_fn: TextsFn) -> ProcessFn | None:
+        """What all riders make of logits `[R, V]`, one after the other; None in programs without that. `rows` as in `rows`."""
+        if not self.processing:
+            return None
+
+        def process(logits_f32: jax.Array) -> jax.Array:
+            for rider in self.each:
+                if rider.logits is not None:
+                    own = Rows(rows[rider.name], position, texts_fn)
+                    logits_f32 = rider.logits(self.shared[rider.name], own, logits_f32)
+            return logits_f32
+
+        return process
+
+    @property
+    def reader(self) -> Reader | None:
+        """How prompts are read by the rider that does, if there is one."""
+        return next((rider.reader for rider in self.each if rider.reader is not None), None)
+
+    @property
+    def read_by_rider(self) -> State:
+        """The state of the rider that reads prompts; None without one."""
+        return next((self.of(rider.name) for rider in self.each if rider.reader is not None), None)
+
+    @property
+    def unread(self) -> jax.Array | None:
+        """`[B]` bool, sequences whose prompts a rider has not read to its end; None if none reads."""
+        return None if self.reader is None else self.reader.unread(self.read_by_rider)
+
+    def inject(self, windows: Any) -> Any:
+        """What the rider that reads adds to the stream of `windows`, as `Injected`; None if none reads."""
+        return None if self.reader is None else self.reader.inject(self.read_by_rider, windows)
+
+    @property
+    def told(self) -> jax.Array | None:
+        """What the host is told of the prompts that a rider reads, `[B, ...]`; None if none reads."""
+        return None if self.reader is None else self.reader.report(self.read_by_rider)
+
+    def _walked(self, rider: Rider, state: State, tokens: jax.Array) -> State:
+        """The states `[B, n + 1, ...]` before and after each of `tokens [B, n]`."""
+
+        def step(state: State, token: jax.Array) -> tuple[State, State]:
+            after = _next(rider, self.shared[rider.name], state, token)
+            return after, after
+
+        _, later = jax.lax.scan(step, state, tokens.T)
+        return jax.tree.map(lambda x, xs: jnp.concatenate([x[:, None], jnp.moveaxis(xs, 0, 1)], axis=1), state, later)
+
+    def _caught_up(self, rider: Rider, state: State, tokens: jax.Array, first: jax.Array, end: jax.Array) -> State:
+        """The state after `tokens [B, T]` at places `first .. end - 1`, both `[B]`, of each sequence."""
+
+        def step(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
+            place, state = carry
+            token = jnp.take_along_axis(tokens, jnp.minimum(place, tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
+            after = _next(rider, self.shared[rider.name], state, token)
+            goes_on = place < end
+            kept = jax.tree.map(lambda new, old: jnp.where(_like(goes_on, new), new, old), after, state)
+            return place + 1, kept
+
+        return jax.lax.while_loop(lambda carry: (carry[0] < end).any(), step, (first, state))[1]
+
+
+def begin_riders(each: tuple[Rider, ...], cfg: ModelConfig, capacity: Capacity) -> Riders:
+    """Riders of sequences to which nothing was brought."""
+    states = {}
+    for rider in each:
+        first = jax.tree.map(jnp.asarray, rider.init(cfg, capacity))
+        followed = rider.follow is not None
+        states[rider.name] = Followed(first=first, now=jax.tree.map(jnp.copy, first)) if followed else first
+    shared = {rider.name: jax.tree.map(jnp.asarray, rider.shared(cfg)) for rider in each}
+    return Riders(states=states, shared=shared, each=each)
+
+
+def _next(rider: Rider, shared: Shared, state: State, tokens: jax.Array) -> State:
+    assert rider.follow is not None
+    return rider.follow(shared, state, tokens)
+
+
+def _like(condition: jax.Array, leaf: jax.Array) -> jax.Array:
+    """`condition [B]` with as many axes as `leaf [B, ...]`."""
+    return condition.reshape((-1,) + (1,) * (leaf.ndim - 1))
