@@ -171,7 +171,7 @@ class Processes:
     def finished(self, sequences: Sequence[SequenceState]) -> list[str]:
         """Notes how far the sequences are, and with every eighth segment exchanges messages."""
         for sequence in sequences:
-            self._decisions.update(repr((sequence.committed, sequence.finish, sequence.finish_reason)).encode())
+            self._decisions.update(repr((sequence.committed, sequence.finish_reason)).encode())
             if sequence.finish_reason:
                 self._decisions.update(repr((sequence.tokens, sequence.logprobs)).encode())
         self._rest()

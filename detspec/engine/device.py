@@ -333,7 +333,7 @@ class Device:
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> ProgramCall:
         nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
         source, target = np.asarray([*pairs, *nothing], np.int32).T
-        static = {"numerics": self.schedule.numerics}
+        static: dict[str, Hashable] = {"numerics": self.schedule.numerics}
         return ProgramCall(copy_pages, self.model.cfg, (self.state, source, target), static, STATE)
 
     def _run(self, call: ProgramCall, batch: int = 0) -> Any:

@@ -17,13 +17,12 @@ from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Needs, Plan, Room, needed_batches
 from detspec.engine.preparation import Preparation
-from detspec.engine.request import ABORTED, FAILED, Replay, Update
+from detspec.engine.request import FAILED, Update
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
-from detspec.engine.sequence import NOT_OF_ONE, SequenceState, end_if_done, failed, wants_replay
+from detspec.engine.sequence import NOT_OF_ONE, SequenceState, failed, wants_replay
 from detspec.mesh import Place, param_specs, put
 from detspec.schedule import Schedule
-from detspec.state import NOT_FINITE, RUNNING
 
 
 @dataclasses.dataclass
@@ -117,10 +116,9 @@ class Replica:
         for sequence in tuple(self.sequences):
             with self._alone(sequence):
                 self.scheduler.register(sequence)
-                is_done = sequence.finish != RUNNING
-                if sequence.streamed or is_done or sequence.request.sampling.stop:
+                if sequence.streamed or sequence.finish_reason or sequence.request.sampling.stop:
                     self._segments.fetch(sequence)
-                    end_if_done(sequence)
+                    sequence.end_at_stop_string()
                 if sequence.finish_reason:
                     ended.append(sequence)
                 elif sequence.streamed:
@@ -133,7 +131,7 @@ class Replica:
         for sequence in ended:
             if sequence.place is not None:  # else it has failed
                 with self._alone(sequence):
-                    self._end(sequence, keep=sequence.finish != NOT_FINITE)
+                    self._end(sequence, keep=sequence.finish_reason != FAILED)
 
     def go_on(self, others: Sequence["Replica"] = ()) -> None:
         """Gives places to sequences of the queue, as far as they should not go to one of `others`, and starts a segment."""
@@ -185,22 +183,19 @@ class Replica:
     def abort(self, sequence: SequenceState) -> None:
         """Ends `sequence`, in flight here or in the queue, with what it has committed; of a given text that is nothing."""
         with self._alone(sequence):
-            if sequence in self._segments.being_read:
-                sequence.cut(0)
-                sequence.finish_reason = ABORTED
-                self._traffic.news.append(sequence)
-                return
+            is_read = sequence in self._segments.being_read
             self._segments.fetch(sequence)
-            end_if_done(sequence)  # tokens after a stop string are void here, too
-            sequence.found.clear()  # the prompt may not have been read to its end
-            sequence.finish_reason = ABORTED
-            self._end(sequence, keep=False)
+            sequence.abort()
+            if is_read:
+                self._traffic.news.append(sequence)
+            else:
+                self._end(sequence, keep=False)
 
     def drop(self, is_meant: Callable[[SequenceState], bool]) -> None:
         """Takes out all sequences that `is_meant` accepts, in flight here or in the queue, without an update."""
         self.scheduler.take_out(is_meant)
         for sequence in filter(is_meant, self._segments.being_read):
-            sequence.finish_reason = ABORTED
+            sequence.abort()
 
     def stop(self) -> None:
         """Waits for all that is on the device."""
@@ -211,7 +206,6 @@ class Replica:
         """Ends `sequence` and nothing else with `error`."""
         if sequence in self.scheduler.all:
             self.scheduler.remove(sequence, keep=False)
-        sequence.finish_reason = FAILED
         self._traffic.news[:] = [other for other in self._traffic.news if other is not sequence]
         sequence.outbox.append(failed(sequence, error))
 
@@ -239,10 +233,7 @@ class Replica:
         """Waits for passes over given texts, but for the last `but` that were started: so the device always has work."""
         for sequence, found in self._segments.read(self._segments.num_reading - but):
             with self._alone(sequence):
-                if isinstance(found, Replay):
-                    sequence.take_replay(found)
-                else:
-                    sequence.take_scores(found)
+                sequence.take(found)
                 self._traffic.news.append(sequence)
 
     def _start(self) -> None:

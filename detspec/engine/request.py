@@ -104,7 +104,7 @@ class Replay:
             `max_len`.
         logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
         given_logprobs: float32 `[n]`, log-probabilities of the recorded tokens.
-        likeliest: see `SequenceState.likeliest`; None if the request does not ask for it.
+        likeliest: what is found of the whole text, see `Likeliest`; None if the request does not ask for it.
         thoughts: token ids of the thought after each chunk of a prompt that is read with thoughts.
     """
 

@@ -156,11 +156,11 @@ class Scheduler:
     def register(self, sequence: SequenceState) -> None:
         """Lets other sequences share what the canonical pass has written of the prompt."""
         while sequence.registered < len(sequence.keys):
-            index = sequence.registered
-            if sequence.length < (self._page * (index + 1) if index < sequence.num_whole else sequence.prompt_len - 1):
+            key, num_positions = sequence.keys[sequence.registered]
+            if sequence.length < num_positions:
                 return
-            self.pool.register(sequence.keys[index], sequence.pages[index])
-            self._stop_filling(sequence, sequence.keys[index])
+            self.pool.register(key, sequence.pages[sequence.registered])
+            self._stop_filling(sequence, key)
             sequence.registered += 1
 
     def preempt(self) -> None:
@@ -184,7 +184,7 @@ class Scheduler:
             keys = prefix_keys(self._root(sequence), sequence.tokens[:known], self._page)
             for key, page in zip(keys, sequence.pages, strict=False):
                 self.pool.register(key, page)
-        for key in sequence.keys:
+        for key, _ in sequence.keys:
             self._stop_filling(sequence, key)
         self.pool.release(sequence.pages)
         self.page_table[sequence.place] = SCRATCH_PAGE
@@ -231,7 +231,7 @@ class Scheduler:
             # Held or not, the page keeps its contents until after the copy: what overwrites it is started later.
             length = sequence.prompt_len - 1
             copy = source, pages[whole]
-        sequence.enter(self._free_places.pop(), pages, length=length, num_whole=whole)
+        sequence.enter(self._free_places.pop(), pages, length=length)
         self.sequences.append(sequence)
         self._write(sequence)
         for key in keys:
@@ -259,11 +259,12 @@ class Scheduler:
         if not sequence.keys and self._shares(sequence):
             needed = sequence.tokens[:-1]
             root = self._root(sequence)
-            sequence.keys = prefix_keys(root, needed, self._page)
-            tail = needed[len(sequence.keys) * self._page :]
+            keys = prefix_keys(root, needed, self._page)
+            tail = needed[len(keys) * self._page :]
             if tail and len(sequence.tokens) == sequence.prompt_len:
-                sequence.keys.append(partial_key(sequence.keys[-1] if sequence.keys else root, tail))
-        return sequence.keys
+                keys.append(partial_key(keys[-1] if keys else root, tail))
+            sequence.keys = [(key, min(len(needed), self._page * number)) for number, key in enumerate(keys, 1)]
+        return [key for key, _ in sequence.keys]
 
     def _root(self, sequence: SequenceState) -> bytes:
         """What the keys of its pages begin with: what all keys and values depend on, and what its own depend on."""

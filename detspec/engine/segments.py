@@ -181,9 +181,8 @@ class Segments:
             return
         report = self._running.last
         place = self._running.sequences.index(sequence)
-        sequence.extend(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
-        if report.told is not None:
-            sequence.found = self._found_by_rider(sequence, np.asarray(report.told)[place], sequence.length)
+        told = [] if report.told is None else self._told(sequence, np.asarray(report.told)[place], sequence.length)
+        sequence.extend(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place], told)
 
     def replay(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Replays the texts of `sequences`, still in their places, for the likeliest tokens, or the prompt's."""
@@ -196,7 +195,7 @@ class Segments:
         found = jax.device_get(self._device.replay(placement, texts, self._asked(sequences, says_likeliest=True)))
         for sequence in sequences:
             if sequence.place is not None:
-                sequence.likeliest = _likeliest(found, sequence.place)
+                sequence.found = _likeliest(found, sequence.place)
         self._device.clock.free()
 
     def rest(self) -> None:
@@ -227,10 +226,10 @@ class Segments:
             logprobs=np.asarray(found.target_logprobs)[place, new],
             given_logprobs=np.asarray(found.logprobs)[place, given],
             likeliest=likeliest if wants_replay(sequence.request) else None,
-            thoughts=[] if told is None else self._found_by_rider(sequence, told[place], sequence.prompt_len),
+            thoughts=[] if told is None else self._told(sequence, told[place], sequence.prompt_len),
         )
 
-    def _found_by_rider(self, sequence: SequenceState, told: np.ndarray, length: int) -> list[Any]:
+    def _told(self, sequence: SequenceState, told: np.ndarray, length: int) -> list[Any]:
         """What the rider that reads prompts has found in the first `length` positions of `sequence`, of what it `told`."""
         reader = self._device.reader
         if reader is None or not sequence.brought.is_read:
@@ -241,8 +240,8 @@ class Segments:
         """`sequence` as it goes into its place."""
         assert sequence.place is not None
         brings = dict(sequence.request.brings)
-        if sequence.found and (rider := reader_of(self._device.riders)) is not None:
-            brings[rider.name] = sequence.found
+        if sequence.told and (rider := reader_of(self._device.riders)) is not None:
+            brings[rider.name] = sequence.told
         return Entry(
             place=sequence.place,
             tokens=sequence.tokens,
@@ -263,10 +262,7 @@ class Segments:
             num_tokens += committed - sequence.committed
             windows += stay.num_verify_passes - sequence.stay.num_verify_passes
             accepted += stay.num_accepted_draft_tokens - sequence.stay.num_accepted_draft_tokens
-            sequence.stay = stay
-            sequence.committed = committed
-            sequence.length = length
-            sequence.finish = finish
+            sequence.went_on(committed, length, finish, stay)
         self._acceptance.observed(running.plan, windows, accepted)
         return num_tokens
 

@@ -12,6 +12,7 @@ import numpy as np
 from detspec.checkpoint.detokenizer import TokenBytes
 from detspec.checkpoint.load import Model
 from detspec.engine.request import (
+    ABORTED,
     FAILED,
     FINISH_REASONS,
     GIVEN,
@@ -28,7 +29,7 @@ from detspec.engine.request import (
 from detspec.engine.text import GrowingText, text_of
 from detspec.errors import DivergenceError, shortened
 from detspec.riders.asked import NOTHING_BROUGHT, Brought
-from detspec.state import LENGTH, NOT_FINITE, RUNNING, STOP
+from detspec.state import STOP
 
 LOG = logging.getLogger("detspec")
 NOT_OF_ONE = (jax.errors.JaxRuntimeError, DivergenceError)  # faults of the device, and of processes that share it
@@ -54,15 +55,13 @@ class SequenceState:
     canonical: int = 0  # length of the prefix whose keys and values come from the canonical pass and may be shared
     place: int | None = None  # index in the device's batch, None while it waits
     pages: list[int] = dataclasses.field(default_factory=list)  # its pages in order
-    # prefix-cache keys of what it has to catch up with: `num_whole` full pages, then one for the trailing partial page. They
-    # are made when they are first asked for, and forgotten with the pages.
-    keys: list[bytes] = dataclasses.field(default_factory=list)
-    num_whole: int = 0
+    # Prefix-cache keys of the pages that it has to catch up with, each with the positions that make it true; the trailing
+    # partial page has one, too. They are made when they are first asked for, and forgotten with the pages.
+    keys: list[tuple[bytes, int]] = dataclasses.field(default_factory=list)
     registered: int = 0  # how many of `keys` have been written
-    found: list[Any] = dataclasses.field(default_factory=list)  # by a rider in its prompt, as far as the host has fetched it
-    likeliest: Likeliest | None = None  # what the canonical pass says of its text; set once it has ended, if it was asked for
-    replay: Replay | None = None  # what came of a request that replays
-    finish: int = RUNNING  # as in `GenState`, when the host last looked
+    told: list[Any] = dataclasses.field(default_factory=list)  # by a rider of its prompt, as far as the host has fetched it
+    # What the canonical pass says of its text once it has ended, if that was asked for; a replay if the request replays.
+    found: Likeliest | Replay | None = None
     finish_reason: str = ""  # why it ended; "" while it goes on
     num_sent: int = 0  # new tokens that earlier updates held
     num_shown: int = 0  # characters that they held
@@ -117,11 +116,19 @@ class SequenceState:
         """Committed tokens but the last that the cache lacks."""
         return max(0, self.committed - 1 - self.length)
 
-    def extend(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Takes over committed tokens from the arrays `[max_len]` of its place."""
+    def went_on(self, committed: int, length: int, finish: int, stay: Stats) -> None:
+        """Takes over what the device reports of it, see `SequenceProgress`."""
+        self.committed = committed
+        self.length = length
+        self.stay = stay
+        self.finish_reason = self.finish_reason or FINISH_REASONS.get(finish, "")
+
+    def extend(self, tokens: np.ndarray, logprobs: np.ndarray, told: list[Any]) -> None:
+        """Takes over committed tokens from the arrays `[max_len]` of its place, and what a rider found, if there is any yet."""
         new = slice(len(self.tokens), self.committed)
         self.tokens.extend(tokens[new].tolist())
         self.logprobs.extend(logprobs[new].tolist())
+        self.told = told or self.told
 
     def read_text(self) -> None:
         """Reads the text of the new tokens that `text` has not read yet."""
@@ -133,29 +140,42 @@ class SequenceState:
         self.committed = len(self.tokens)
         self.length = self.committed - 1
 
-    def take_scores(self, likeliest: Likeliest) -> None:
+    def take(self, found: Likeliest | Replay) -> None:
         """Takes over what the canonical pass says of its given tokens, and ends."""
-        self.logprobs = likeliest[0][self.prompt_len : self.committed].tolist()
-        self.likeliest = likeliest if wants_replay(self.request) else None
-        self.finish = NOT_FINITE if np.isnan(self.logprobs).any() else LENGTH
-        self.finish_reason = FINISH_REASONS[NOT_FINITE] if self.finish == NOT_FINITE else GIVEN
-
-    def take_replay(self, replay: Replay) -> None:
-        """Takes over what the canonical pass has in the places of its given tokens, and ends."""
-        self.replay = replay
-        self.finish = LENGTH
         self.finish_reason = GIVEN
+        self.found = found
+        if isinstance(found, Replay):
+            return
+        self.logprobs = found[0][self.prompt_len : self.committed].tolist()
+        self.found = found if wants_replay(self.request) else None
+        if np.isnan(self.logprobs).any():
+            self.finish_reason = FAILED
 
-    def cut(self, num_new: int) -> None:
+    def end_at_stop_string(self) -> None:
+        """Ends if its text holds a stop string; new tokens after the one that completes it are void, and are dropped."""
+        if self.request.sampling.stop:
+            self.read_text()
+            if self.text.is_stopped:
+                self._cut(self.text.num_tokens)
+                self.finish_reason = FINISH_REASONS[STOP]
+
+    def abort(self) -> None:
+        """Ends with what is committed and fetched; of a given text that is nothing."""
+        if self.is_given:
+            self._cut(0)
+        self.end_at_stop_string()
+        self.told = []  # the prompt may not have been read to its end
+        self.finish_reason = ABORTED
+
+    def _cut(self, num_new: int) -> None:
         """Drops all but the first `num_new` new tokens."""
         del self.tokens[self.prompt_len + num_new :], self.logprobs[num_new:]
 
-    def enter(self, place: int, pages: list[int], *, length: int, num_whole: int) -> None:
-        """Gets a place and `pages`, which hold its first `length` positions; `num_whole` of its keys name full pages."""
+    def enter(self, place: int, pages: list[int], *, length: int) -> None:
+        """Gets a place and `pages`, which hold its first `length` positions."""
         self.place = place
         self.pages = pages
         self.length = length
-        self.num_whole = num_whole
         self.registered = 0
         # An ordinary sequence's new tokens come from the fast path; what it has to catch up with does not.
         is_canonical = self.is_given or self.request.sampling.deterministic
@@ -185,13 +205,13 @@ def asked_from(request: Request) -> int:
 
 
 def asked_logprobs(
-    request: Request, num_tokens: int, likeliest: Likeliest | None
+    request: Request, num_tokens: int, likeliest: Likeliest | Replay | None
 ) -> tuple[tuple[TopLogprobs, ...], tuple[float | None, ...], tuple[TopLogprobs, ...]]:
     """The parts of what was found of a text of `num_tokens` that `request` asks for; all empty if `likeliest` is None.
 
     They are `top_logprobs`, `prompt_logprobs` and `prompt_top_logprobs` of a `Completion`.
     """
-    if likeliest is None:
+    if likeliest is None or isinstance(likeliest, Replay):
         return (), (), ()
     logprobs, top_ids, top_logprobs = likeliest
 
@@ -209,26 +229,11 @@ def asked_logprobs(
     return new, of_prompt, tuple(top(p, prompt_number) for p in range(prompt_len)) if prompt_number else ()
 
 
-def end_if_done(sequence: SequenceState) -> None:
-    """Sets `finish_reason` if the device ended `sequence`, or if its text holds a stop string.
-
-    New tokens must have been fetched if there are stop strings. Those after the one that completes a stop string are void and
-    are dropped.
-    """
-    if sequence.finish != RUNNING:
-        sequence.finish_reason = FINISH_REASONS[sequence.finish]
-    if sequence.request.sampling.stop:
-        sequence.read_text()
-        if sequence.text.is_stopped:
-            sequence.cut(sequence.text.num_tokens)
-            sequence.finish_reason = FINISH_REASONS[STOP]
-
-
 def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
     """What is new of `sequence` since its last update; `context` digests all that bits depend on besides the request."""
+    if isinstance(sequence.found, Replay):
+        return Update(sequence.request, (), (), "", without_text(sequence, replay=sequence.found))
     completion = None
-    if sequence.replay is not None:
-        return Update(sequence.request, (), (), "", replayed(sequence))
     sequence.read_text()
     if sequence.finish_reason:
         shown = sequence.text.whole
@@ -243,8 +248,8 @@ def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
     return Update(sequence.request, tokens, tuple(sequence.logprobs[start:]), piece, completion)
 
 
-def replayed(sequence: SequenceState) -> Completion:
-    """The completion of a sequence that only replays a record."""
+def without_text(sequence: SequenceState, *, replay: Replay | None = None, error: str = "") -> Completion:
+    """The completion of a sequence that only replays a record, or has failed."""
     request = sequence.request
     return Completion(
         id=request.id,
@@ -256,14 +261,16 @@ def replayed(sequence: SequenceState) -> Completion:
         digest="",
         stats=sequence.stats,
         index=request.index,
-        replay=sequence.replay,
+        logprobs_mode=request.sampling.logprobs_mode,
+        error=error,
+        replay=replay,
     )
 
 
 def complete(sequence: SequenceState, text: str, context: str, model: Model) -> Completion:
     """The completion of a sequence that has ended with `text`."""
     request = sequence.request
-    asked = asked_logprobs(request, len(sequence.tokens), sequence.likeliest)
+    asked = asked_logprobs(request, len(sequence.tokens), sequence.found)
     logprobs = np.asarray(sequence.logprobs, np.float32)
     return Completion(
         id=request.id,
@@ -273,13 +280,13 @@ def complete(sequence: SequenceState, text: str, context: str, model: Model) -> 
         logprobs=tuple(sequence.logprobs),
         text=text,
         finish_reason=sequence.finish_reason,
-        digest=completion_digest(request, sequence.new_tokens, logprobs, sequence.found, context, sequence.brought.facts),
+        digest=completion_digest(request, sequence.new_tokens, logprobs, sequence.told, context, sequence.brought.facts),
         stats=sequence.stats,
         logprobs_mode=request.sampling.logprobs_mode,
         top_logprobs=asked[0],
         prompt_logprobs=asked[1],
         prompt_top_logprobs=asked[2],
-        thoughts=tuple(decode_thought(token_ids, model) for token_ids in sequence.found),
+        thoughts=tuple(decode_thought(token_ids, model) for token_ids in sequence.told),
     )
 
 
@@ -292,19 +299,7 @@ def decode_thought(token_ids: list[int], model: Model) -> Thought:
 
 def failed(sequence: SequenceState, error: Exception) -> Update:
     """The last update of `sequence`, which `error` has ended; the traceback goes into the log, under the request's id."""
-    request = sequence.request
-    LOG.error("request %s failed, the others go on", request.id, exc_info=error)
-    completion = Completion(
-        id=request.id,
-        prompt_token_ids=request.prompt_token_ids,
-        token_ids=(),
-        logprobs=(),
-        text="",
-        finish_reason=FAILED,
-        digest="",
-        stats=sequence.stats,
-        index=request.index,
-        logprobs_mode=request.sampling.logprobs_mode,
-        error=shortened(f"{type(error).__name__}: {error}", MAX_WHY),
-    )
-    return Update(request, (), (), "", completion)
+    LOG.error("request %s failed, the others go on", sequence.request.id, exc_info=error)
+    sequence.finish_reason = FAILED
+    completion = without_text(sequence, error=shortened(f"{type(error).__name__}: {error}", MAX_WHY))
+    return Update(sequence.request, (), (), "", completion)

@@ -22,7 +22,7 @@ SITES = {
     ),
     "keys of pages": ("detspec.engine.scheduler.prefix_keys", lambda root, tokens, page: tokens[0] == 99),
     "reading the report": ("detspec.engine.segments.Segments.fetch", lambda self, sequence: sequence.request.id == BAD),
-    "looking for its end": ("detspec.engine.replica.end_if_done", lambda sequence: sequence.request.id == BAD),
+    "looking for its end": ("detspec.engine.sequence.SequenceState.end_at_stop_string", lambda self: self.request.id == BAD),
     "replaying": ("detspec.engine.segments.asked_from", lambda request: request.id == BAD),
     "giving its pages back": (
         "detspec.engine.scheduler.Scheduler.remove",
