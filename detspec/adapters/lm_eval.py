@@ -23,7 +23,8 @@ from detspec.adapters.eval_options import EvalOptions, load_engine, options_of, 
 from detspec.adapters.special_tokens import SpecialTokens, special_tokens_of
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
-from detspec.engine.request import Completion, Request, check_request
+from detspec.engine.intake import check_request
+from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.model.params import num_params
 from detspec.sampling_params import SamplingParams

@@ -21,10 +21,11 @@ from detspec.engine.certify import Certificate
 from detspec.engine.device import Device
 from detspec.engine.drive import drive
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.intake import check_request, request_of, to_replay, to_score
 from detspec.engine.loop import Loop
 from detspec.engine.policy import Needs, Plan
 from detspec.engine.replica import drafters_at, moved
-from detspec.engine.request import Completion, Replay, Request, Stats, Update, check_request, request_of, to_replay, to_score
+from detspec.engine.request import Completion, Replay, Request, Stats, Update
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.generation.checks import each_sampling, listed_prompts

@@ -29,7 +29,8 @@ from typing import Any, BinaryIO
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Request, check_request
+from detspec.engine.intake import check_request
+from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.audit_lines import audit_lines
 from detspec.jobs.difference import AuditReport, difference_of

@@ -11,7 +11,8 @@ from detspec.checkpoint.conversation import NO_TIME, check_variables
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Completion, Request, Thought, request_of
+from detspec.engine.intake import request_of
+from detspec.engine.request import Completion, Request, Thought
 from detspec.errors import InputError
 from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec
 from detspec.read_json import parse_json

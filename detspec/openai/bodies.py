@@ -20,7 +20,8 @@ import msgspec
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Request, check_request, request_of
+from detspec.engine.intake import check_request, request_of
+from detspec.engine.request import Request
 from detspec.errors import InputError, ParameterError
 from detspec.openai.fields import (
     INVALID,

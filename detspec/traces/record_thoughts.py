@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.engine.request import tokens_of
+from detspec.engine.intake import tokens_of
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generation.init import start_state

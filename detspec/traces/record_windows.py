@@ -15,8 +15,8 @@ from detspec.config import ModelConfig
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.draft.table import source_of
+from detspec.engine.intake import tokens_of
 from detspec.engine.policy import Drafting, canonical_plans
-from detspec.engine.request import tokens_of
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generation.init import start_state

@@ -13,7 +13,8 @@ from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import find_folder, load, load_config
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Request, check_request, request_of, tokens_of
+from detspec.engine.intake import check_request, request_of, tokens_of
+from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import init_params

@@ -24,7 +24,8 @@ import numpy as np
 
 from detspec.engine.agreement import Alone
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Completion, Request, Stats, Update, completion_digest, request_of
+from detspec.engine.intake import request_of
+from detspec.engine.request import Completion, Request, Stats, Update, completion_digest
 from detspec.jobs.chunk_folder import WorkerClock
 from tests.engine.byte_model import SCHEDULE
 from tests.engine.fake_device import FAKE_MODEL

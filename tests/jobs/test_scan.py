@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from detspec.engine.engine import Engine
-from detspec.engine.request import request_of
+from detspec.engine.intake import request_of
 from detspec.errors import InputError
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 from detspec.jobs.scan import Spool, block, read_lines

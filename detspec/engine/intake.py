@@ -1,0 +1,134 @@
+"""Prompts, texts and records as requests, checked: what an engine of a model and a config takes."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from detspec.checkpoint.load import Model
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.request import Request
+from detspec.environment import default_schedule
+from detspec.errors import InputError, shown
+from detspec.generation.checks import check_ids, check_prompt, check_type
+from detspec.plain import plain_ids
+from detspec.sampling_params import SamplingParams
+from detspec.thinking.rider import thinks
+
+
+def request_of(
+    model: Model, config: EngineConfig, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0"
+) -> Request:
+    """Tokenizes and checks one prompt for engines of `model` and `config`; raises `InputError` as `check_request` does."""
+    return check_request(model, config, Request(id, tokens_of(model, prompt), sampling))
+
+
+def to_score(
+    model: Model, config: EngineConfig, number: int, text: str | Sequence[int], start: int, sampling: SamplingParams
+) -> Request:
+    """Tokenizes and checks one text that is to be scored from `start` on; `number` is its id.
+
+    Raises `InputError` as `check_request` does, and if the text has no token from its start on.
+    """
+    ids = tokens_of(model, text)
+    if type(start) is not int or not 1 <= start < len(ids):
+        raise InputError(
+            f"text {number} has {len(ids)} tokens and starts at {shown(start)}: accepted are starts in 1 .. {len(ids) - 1}"
+        )
+    return check_request(model, config, Request(str(number), ids[:start], sampling, given_token_ids=ids[start:]))
+
+
+def to_replay(
+    model: Model, config: EngineConfig, records: Iterable[tuple[Request, Sequence[int]]], lookahead: int
+) -> Iterator[Request]:
+    """Requests that replay `records`, numbered by their ids; of `lookahead` at a time, those that are alike come together.
+
+    What needs no processing or no noise comes apart, and like prompts share pages. Raises `InputError` as `check_request` does.
+    """
+
+    def likeness(request: Request) -> tuple[bool, bool, tuple[int, ...]]:
+        return request.needs_processing, request.sampling.temperature > 0, request.prompt_token_ids
+
+    waiting = enumerate(records)
+    while ahead := list(itertools.islice(waiting, lookahead)):
+        requests = []
+        for number, (request, token_ids) in ahead:
+            given = dataclasses.replace(request, given_token_ids=tuple(token_ids), replays=True)
+            requests.append(dataclasses.replace(check_request(model, config, given), id=str(number)))
+        yield from sorted(requests, key=likeness)
+
+
+def tokens_of(model: Model, text: str | Sequence[int]) -> tuple[int, ...]:
+    """Token ids of `text`, which may be token ids; `InputError` for text without a tokenizer, and for other things."""
+    if not isinstance(text, str):
+        return plain_ids(text, "a prompt that is no text")
+    if model.tokenizer is None:
+        raise InputError(f"{model.no_tokenizer}, so prompts must be token ids, not text")
+    return tuple(model.tokenizer.encode(text))
+
+
+def check_request(model: Model, config: EngineConfig, request: Request) -> Request:
+    """`request` as engines of `model` and `config` take it: where models think, `thinking` says whether this prompt is read so.
+
+    Raises `InputError` if the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
+    for stop tokens or biased tokens outside it; for stop strings without a tokenizer; for given tokens of a request that asks
+    for several samples, the prompt's log-probabilities, or thoughts; for an id that is no text.
+    """
+    check_type(request.sampling)
+    if not isinstance(request.id, str):
+        raise InputError(f"the id of a request must be a text, got {shown(request.id)}")
+    if model.tokenizer is not None:
+        model.tokenizer.check_rows(request.prompt_token_ids, "the prompt")
+        model.tokenizer.check_rows(request.given_token_ids, "the given text")
+    if request.replays:
+        return _check_replayed(model, config, request)
+    if request.given_token_ids:
+        request = _check_given(model, request)
+    ids = request.prompt_token_ids
+    sampling = request.sampling
+    check_prompt(ids, sampling, model.cfg, max_len=config.max_len)
+    if sampling.stop and model.tokenizer is None:
+        raise InputError(f"{model.no_tokenizer}, so there is no text to look for stop strings in")
+    if config.num_pages is not None:  # else there are enough for any request of `max_len`
+        numerics = (config.schedule or default_schedule(model.cfg)).numerics
+        needed = numerics.num_pages(len(ids) + sampling.max_tokens)
+        if needed > config.num_pages:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}: {needed} pages of {numerics.page}, "
+                f"more than num_pages ({config.num_pages}): shorten one or raise num_pages"
+            )
+    return _with_thinking(model, request)
+
+
+def _check_replayed(model: Model, config: EngineConfig, request: Request) -> Request:
+    """`request` if its text is one that an engine of `config` could have written; a full cache has no token after it."""
+    text = (*request.prompt_token_ids, *request.given_token_ids)
+    if len(text) > config.max_len:
+        raise InputError(f"{request.id!r} has {len(text)} tokens with its prompt, more than the max_len of {config.max_len}")
+    try:
+        check_prompt(text, SamplingParams(max_tokens=1), model.cfg, max_len=config.max_len + 1)
+    except InputError as error:
+        raise InputError(f"{request.id!r}: {error}") from error
+    return _with_thinking(model, request)
+
+
+def _with_thinking(model: Model, request: Request) -> Request:
+    """`request` with `thinking` decided, where models think."""
+    sampling = request.sampling
+    if model.cfg.thinking is None or sampling.thinking is not None:
+        return request
+    thinking = thinks(model.cfg, sampling)
+    return dataclasses.replace(request, sampling=dataclasses.replace(sampling, thinking=thinking))
+
+
+def _check_given(model: Model, request: Request) -> Request:
+    """`request` with as many new tokens as are given, its prompt read without thoughts."""
+    sampling = request.sampling
+    if sampling.n != 1 or sampling.prompt_logprobs is not None or sampling.thinking:
+        raise InputError(
+            "given tokens are scored once, after a prompt that is not scored itself and read without thoughts: leave out n, "
+            "prompt_logprobs and thinking"
+        )
+    check_ids(request.given_token_ids, model.cfg, "the given text")
+    thinking = None if model.cfg.thinking is None else False
+    sampling = dataclasses.replace(sampling, max_tokens=len(request.given_token_ids), min_tokens=0, thinking=thinking)
+    return dataclasses.replace(request, sampling=sampling)
