@@ -44,16 +44,16 @@ def read(folder, name: str) -> list[dict]:
 @pytest.fixture
 def planted(monkeypatch):
     """Something goes wrong with texts of seed 4711, once they are there."""
-    from detspec.engine import ending
+    from detspec.engine import sequence
 
-    digest = ending.completion_digest
+    digest = sequence.completion_digest
 
     def fails(request, *rest):
         if request.sampling.seed == 4711:
             raise ZeroDivisionError("planted")
         return digest(request, *rest)
 
-    monkeypatch.setattr(ending, "completion_digest", fails)
+    monkeypatch.setattr(sequence, "completion_digest", fails)
 
 
 @pytest.mark.parametrize("number", NUMBERS)

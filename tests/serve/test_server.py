@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from detspec.cli.serve import Tells
-from detspec.engine import ending
+from detspec.engine import sequence
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
@@ -292,7 +292,7 @@ def test_any_error_in_a_stream_is_its_last_event(model, monkeypatch):
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 def test_request_that_fails_in_the_engine_is_500_with_an_id_of_the_log(server, monkeypatch, caplog, is_streamed):
-    digest = ending.completion_digest
+    digest = sequence.completion_digest
 
     def fails(request, *rest):
         if request.sampling.seed == 4711:
@@ -301,7 +301,7 @@ def test_request_that_fails_in_the_engine_is_500_with_an_id_of_the_log(server, m
 
     body = {"prompt": "a", "max_tokens": 4, "temperature": 1.0, "seed": 5}
     before = choices(server, body)
-    monkeypatch.setattr(ending, "completion_digest", fails)
+    monkeypatch.setattr(sequence, "completion_digest", fails)
     failing = {**body, "seed": 4711, "stream": is_streamed}
     answer = server.http.post("/v1/completions", json=failing)
     assert answer.status_code == (200 if is_streamed else 500)
