@@ -146,6 +146,7 @@ class Device:
         self._requests = self._no_requests
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
+        self._decodings: dict[Plan, Decoding] = {}
         self.wide_costs: dict[Plan, float] = {}
         self.may_prefill_apart = self.schedule.numerics.linear == "pinned" or model.cfg.weights == "int8"
         self.prefills_apart = self.may_prefill_apart
@@ -309,17 +310,19 @@ class Device:
         return ProgramCall(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (COPIES, STATE))
 
     def _step(self, plan: Plan, placement: Placement, limits: Limits, wide_cost: float | None = None) -> ProgramCall:
-        drafter = self.drafters[plan.draft]
-        state = self.state
-        schedule = self.schedule
-        if not plan.ordinary:
-            state = state.replace(draft=self.draft_state(plan.draft))
-            schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
+        state = self.state if plan.ordinary else self.state.replace(draft=self.draft_state(plan.draft))
         cost = self.wide_costs.get(plan, 1.0) if wide_cost is None else wide_cost  # until it is timed: rows are free
         weights = Weights(self.model.params, () if plan.ordinary else self._draft_params(plan.draft))
-        decoding = Decoding(schedule, None if plan.ordinary else drafter.source, plan.num_drafts, plan.narrow, plan.processing)
         args = (weights, state, placement, Limits(*map(np.int32, limits)), np.float32(cost))
-        return ProgramCall(run_segment, self.model.cfg, args, {"decoding": decoding}, (STATE, COPIES))
+        return ProgramCall(run_segment, self.model.cfg, args, {"decoding": self._decoding(plan)}, (STATE, COPIES))
+
+    def _decoding(self, plan: Plan) -> Decoding:
+        """The static arguments of the steps of `plan`."""
+        if plan not in self._decodings:
+            schedule = self.schedule if plan.ordinary else self.schedule.with_budget(plan.budget.rows, plan.budget.window)
+            source = None if plan.ordinary else self.drafters[plan.draft].source
+            self._decodings[plan] = Decoding(schedule, source, plan.num_drafts, plan.narrow, plan.processing)
+        return self._decodings[plan]
 
     def _draft_params(self, name: str) -> DraftParams:
         """The weights of the draft source called `name`; they are made when they are first needed."""

@@ -90,7 +90,7 @@ class Replica:
     @property
     def in_flight(self) -> list[SequenceState]:
         """Those that have a place here, or whose given texts are read."""
-        return [*self._segments.being_read, *self.sequences]
+        return [*(self._segments.being_read if self._segments.scorings else ()), *self.sequences]
 
     @property
     def large(self) -> Schedule:
@@ -217,7 +217,7 @@ class Replica:
         given = [sequence for sequence in self.sequences if sequence.is_given]
         if not given:
             return 0
-        before = self._segments.num_reading
+        before = len(self._segments.scorings)
         in_places = tuple(self.sequences)
         page_table = self.scheduler.page_table
         self._together(lambda some: self._segments.start_reading(some, in_places, page_table, self.large), given)
@@ -227,11 +227,12 @@ class Replica:
                     sequence.read_given()
                     self.scheduler.register(sequence)
                     self.scheduler.remove(sequence, keep=True)
-        return self._segments.num_reading - before
+        return len(self._segments.scorings) - before
 
     def _take_read(self, but: int) -> None:
         """Waits for passes over given texts, but for the last `but` that were started: so the device always has work."""
-        for sequence, found in self._segments.read(self._segments.num_reading - but):
+        number = len(self._segments.scorings) - but
+        for sequence, found in self._segments.read(number) if number else ():
             with self._alone(sequence):
                 sequence.take(found)
                 self._traffic.news.append(sequence)

@@ -62,7 +62,7 @@ class Segments:
         self._acceptance = acceptance
         self._running: Running | None = None
         self._is_started = False  # the segment `_running` is on the device
-        self._reading: deque[Scoring] = deque()  # in the order in which they were started
+        self.scorings: deque[Scoring] = deque()  # of given texts, in the order in which they were started
         self._num_reports = 0
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
@@ -122,29 +122,24 @@ class Segments:
         asked = self._asked(sequences, says_likeliest=says_likeliest)
         found = device.replay(placement, texts, asked, entries=entries, schedule=schedule)
         told = device.told() if is_read else None
-        self._reading.append(Scoring(tuple(sequences), tuple(texts), found, told))
+        self.scorings.append(Scoring(tuple(sequences), tuple(texts), found, told))
 
     @property
     def being_read(self) -> list[SequenceState]:
         """Sequences whose given texts are read, and that have not ended."""
-        return [each for reading in self._reading for each in reading.sequences if not each.finish_reason]
-
-    @property
-    def num_reading(self) -> int:
-        """How many times reading was started that was not waited for."""
-        return len(self._reading)
+        return [each for scoring in self.scorings for each in scoring.sequences if not each.finish_reason]
 
     def read(self, number: int) -> list[tuple[SequenceState, Replay | Likeliest]]:
-        """Waits for the `number` readings that were started first; what was found of each sequence that has not ended."""
+        """Waits for the `number` scorings that were started first; what was found of each sequence that has not ended."""
         found: list[tuple[SequenceState, Replay | Likeliest]] = []
         for _ in range(number):
-            reading = self._reading.popleft()
-            said = jax.device_get((reading.found, reading.told))
+            scoring = self.scorings.popleft()
+            said = jax.device_get((scoring.found, scoring.told))
             self._device.clock.lap()
-            for sequence, place in zip(reading.sequences, reading.places, strict=True):
+            for sequence, place in zip(scoring.sequences, scoring.places, strict=True):
                 if not sequence.finish_reason:
                     found.append((sequence, self._found(sequence, place, *said)))
-        if not self._is_started and not self._reading:
+        if not self._is_started and not self.scorings:
             self._device.clock.free()
         return found
 
@@ -201,7 +196,7 @@ class Segments:
     def rest(self) -> None:
         """No segment is in flight: time until the next one is not counted, unless texts are read."""
         self._running = None
-        if not self._reading:
+        if not self.scorings:
             self._device.clock.stop()
 
     def _asked(self, sequences: Sequence[SequenceState], *, says_likeliest: bool) -> score.Asked:

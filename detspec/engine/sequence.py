@@ -75,18 +75,18 @@ class SequenceState:
         """The text of the new tokens, as far as it was read."""
         return text_of(self.request, self.token_bytes)
 
-    @property
+    @functools.cached_property
     def prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_token_ids)
 
-    @property
+    @functools.cached_property
     def limit(self) -> int:
         """`committed` at which it ends."""
         request = self.request
-        return self.prompt_len + (len(request.given_token_ids) if request.is_given else request.sampling.max_tokens)
+        return self.prompt_len + (len(request.given_token_ids) if self.is_given else request.sampling.max_tokens)
 
-    @property
+    @functools.cached_property
     def is_given(self) -> bool:
         """Whether its new tokens are given and only read."""
         return self.request.is_given
@@ -101,7 +101,7 @@ class SequenceState:
         """How many they are."""
         return len(self.tokens) - self.prompt_len
 
-    @property
+    @functools.cached_property
     def shares(self) -> bool:
         """Whether its pages may be shared: not where keys and values are not those of its tokens and a key alone."""
         return self.brought.page_key is not None

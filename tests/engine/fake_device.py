@@ -109,7 +109,7 @@ class FakeDevice:
         self.clock.work()
         return self._report(chosen, steps)
 
-    may_prefill_apart = prefills_apart = True
+    may_prefill_apart = prefills_apart = shares_pages = True
     acceptance_by_match_length: ClassVar[dict[int, float]] = {}
 
     def widen(self, room):
