@@ -20,7 +20,7 @@ from detspec.checkpoint.load import find_folder, load, load_config
 from detspec.checkpoint.orbax_folder import MANIFEST_NAME, load_orbax, save_orbax
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError
-from detspec.model.dense import config_to_json
+from detspec.model.dense import config_from_json, config_to_json
 from detspec.model.params import init_params
 from tests.checkpoint.test_hf import TINY, make_folder
 from tests.fakes import FAMILY_CFGS
@@ -67,7 +67,7 @@ def check_configs(family: str, content: bytes, folder: Path) -> None:
     found = with_file(folder / "config.json", content, lambda: load_config(folder))
     if not isinstance(found, InputError):
         assert hash(found) is not None  # jax's programs are found by it
-        assert type(found).from_json(json.loads(json.dumps(config_to_json(found)))) == found
+        assert config_from_json(json.loads(json.dumps(config_to_json(found)))) == found
     with_file(folder / "config.json", content, lambda: load_hf(folder))
 
 
