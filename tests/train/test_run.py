@@ -23,7 +23,7 @@ from detspec.train.run import read_log, train
 from detspec.train.step import TrainState, init_state
 
 CONFIG = """
-from detspec.config import ModelConfig
+from detspec.model.dense import dense_config
 from detspec.train.batches import Phase
 from detspec.train.language import LanguageConfig
 from detspec.train.optimizer import OptimizerConfig
@@ -43,7 +43,6 @@ def get_config():
 RUN = """
 import os, signal, sys
 from detspec.train.run import Log, train
-from detspec.model.dense import dense_config
 
 append, num_lines = Log.append, 0
 
