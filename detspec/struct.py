@@ -18,7 +18,7 @@ class Struct(struct.PyTreeNode):
         cls.replace = _replace  # flax gives each class its own
 
 
-def _replace(state: Any, **changes: Any) -> Any:
+def _replace(state: Any, /, **changes: Any) -> Any:
     """A copy with some fields changed, as `dataclasses.replace` makes it.
 
     Raises `TypeError` for a field that there is not.

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if bool(args.at) != (args.workdir is not None) or len(args.at) > 2:
         parser.error("give --workdir with one or two --at, and only then")
     roots = {commit: worktree(commit, args.workdir.resolve()) for commit in args.at}
-    if len(roots) < 2:
+    if len(args.at) < 2:
         roots["this checkout"] = ROOT
     runs = {} if args.expect is None else {str(args.expect): read(args.expect.read_text())}
     for name, root in roots.items():

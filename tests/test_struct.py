@@ -55,9 +55,10 @@ def test_every_pytree_of_the_package_has_this_base():
 @pytest.mark.parametrize("base", [Struct, Counts])
 def test_classes_keep_the_fast_replace(base):
     class More(base):
-        third: int = 0
+        state: int = 0
 
     assert More.replace is Counts.replace
+    assert More.replace(More(1, 2) if base is Counts else More(), state=3).state == 3  # a name that `replace` has, too
     assert Counts.replace is not Struct.replace  # which is flax's, and slow
 
 
