@@ -35,6 +35,7 @@ case "$$JAX_PLATFORMS" in "" | cpu) \
 endef
 # Tests that compare bits of programs run in programs compiled as users do, and nowhere else.
 OPTIMISED = -m 'optimised and not kernels and not sweep'
+WITH_MESH = $(if $(filter tests/% scripts/%,$(ARGS)),$(filter tests/mesh%,$(ARGS)),yes) # ARGS may name other files
 FAST = -m 'not optimised and not kernels and not slow and not sweep'
 # What a commit must pass, in this order.
 STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals notebooks docs
@@ -68,7 +69,7 @@ test-slow: env ## run the slow tests: whole commands, several model families
 
 test-optimised: env ## run the tests that compare bits of programs, in programs compiled as users do
 	$(PYTEST) $(OPTIMISED) --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
-	$(MESH) $(PYTEST) tests/mesh $(OPTIMISED) --dist worksteal $(ARGS) || [ $$? -eq 5 ]
+	$(if $(WITH_MESH),$(MESH) $(PYTEST) tests/mesh $(OPTIMISED) --dist worksteal $(ARGS) || [ $$? -eq 5 ])
 
 test-sweeps: env ## run further cases of the slow tests; `make check` does not
 	@$(unoptimised); $(PYTEST) -m 'sweep and not optimised' --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
