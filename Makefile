@@ -35,7 +35,8 @@ case "$$JAX_PLATFORMS" in "" | cpu) \
 endef
 # Tests that compare bits of programs run in programs compiled as users do, and nowhere else.
 OPTIMISED = -m 'optimised and not kernels and not sweep'
-WITH_MESH = $(if $(filter tests/% scripts/%,$(ARGS)),$(filter tests/mesh%,$(ARGS)),yes) # ARGS may name other files
+# Tests on many devices, unless ARGS name other files.
+WITH_MESH = $(if $(filter tests/% scripts/%,$(ARGS)),$(filter tests/mesh%,$(ARGS)),yes)
 FAST = -m 'not optimised and not kernels and not slow and not sweep'
 # What a commit must pass, in this order.
 STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals notebooks docs
