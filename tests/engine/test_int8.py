@@ -44,7 +44,6 @@ def texts(engine: Engine, prompts=PROMPTS, **how) -> list[tuple]:
     return [(one.token_ids, np.asarray(one.logprobs, np.float32).tobytes()) for one in found]
 
 
-@pytest.mark.programs(40)  # engines of several batches, drafts and products
 def test_tokens_and_bits_do_not_depend_on_batch_draft_or_products():
     expected = texts(engine_of(INT8))
     assert texts(engine_of(INT8, method="self")) == expected
