@@ -58,10 +58,13 @@ class Probes:
     def __init__(
         self, device: Device, num_probes: int, *, deterministic: bool = True, far: bool = False, first: int = 0
     ) -> None:
-        """Makes up the probes with numbers from `first` on. With `far` most of them begin far into the cache."""
+        """Makes up the probes with numbers from `first` on.
+
+        With `far` most of them begin far into the cache; not where a layer keeps states, which nothing makes up.
+        """
         self.device = device
         self._page = device.schedule.numerics.page
-        num_fillers = FILLERS if far and device.num_pages - FILLERS >= num_probes else 0
+        num_fillers = FILLERS if far and device.shares_pages and device.num_pages - FILLERS >= num_probes else 0
         self._own = min((device.num_pages - num_fillers) // num_probes, device.max_pages)
         if num_fillers:
             self._own = min(self._own, _own_pages(device))
