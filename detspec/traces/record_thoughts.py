@@ -83,7 +83,7 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
 _pass = Jitted(think_pass, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
-class Reached(NamedTuple):
+class ReachedChunks(NamedTuple):
     """The reading of a prompt, so far."""
 
     read: int  # chunks whose thoughts are committed
@@ -93,15 +93,17 @@ class Reached(NamedTuple):
     length: int  # valid cache slots
 
 
-def _reached(state: GenState) -> Reached:
+def _reached(state: GenState) -> ReachedChunks:
     """Copies how far the only sequence of `state` is."""
     reading = reading_of(state)
     facts = reading.read, reading.end, reading.thoughts
     read, end, thoughts = jax.device_get(tuple(fact[0] for fact in facts))
-    return Reached(int(read), int(end), thoughts, int(state.counters.num_accepted_thoughts[0]), int(state.cache.length[0]))
+    return ReachedChunks(
+        int(read), int(end), thoughts, int(state.counters.num_accepted_thoughts[0]), int(state.cache.length[0])
+    )
 
 
-def _pass_between(model: Model, before: Reached, after: Reached, *, most: int) -> ThoughtPass:
+def _pass_between(model: Model, before: ReachedChunks, after: ReachedChunks, *, most: int) -> ThoughtPass:
     """The pass that led from `before` to `after`; it had room for `most` chunks."""
     return ThoughtPass(
         first=before.read,

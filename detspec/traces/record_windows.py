@@ -6,6 +6,7 @@ The function is the engine's (`dvr_step`), called one step at a time, so that it
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -131,12 +132,12 @@ def trace_batch(
     source, draft_params = drafter or Drafter(SELF)
     state, each, canonical = _start(model, prompts, sampling, window, max_tokens)
     state = state.replace(draft=source.init(model.cfg, canonical, state))
-    first = on_host(state)
+    first = _reached(state)
     windows: list[list[TraceWindow]] = [[] for _ in prompts]
     before = first
     while before.live.any():
         state, step = _step(model.params, draft_params, model.cfg, state, schedule=canonical, source=source)
-        after = on_host(state)
+        after = _reached(state)
         draft, verified = jax.device_get(step)
         for b in np.flatnonzero(before.live).tolist():
             windows[b].append(_window(model, b, before, draft, verified, after))
@@ -187,14 +188,23 @@ def _step(
     return state, Step(step.draft.replace(cache=None), step.verified.replace(cache=None))
 
 
-def on_host(state: GenState) -> GenState:
-    """Copies `state` to numpy arrays, without keys and values."""
-    return jax.device_get(state.replace(cache=state.cache.replace(k=(), v=())))
+class Reached(NamedTuple):
+    """Tokens and lengths of all sequences so far, in numpy."""
+
+    live: np.ndarray  # [B] bool
+    tokens: np.ndarray  # [B, max_len] int32
+    committed: np.ndarray  # [B] int32
+    length: np.ndarray  # [B] int32, valid cache slots
 
 
-def _window(model: Model, b: int, before: GenState, draft: Draft, verified: Verified, after: GenState) -> TraceWindow:
-    """The window of sequence `b` that one step made, from states of `on_host`."""
-    length = int(before.cache.length[b])
+def _reached(state: GenState) -> Reached:
+    """Copies how far the sequences of `state` are."""
+    return jax.device_get(Reached(state.live, state.tokens, state.committed, state.cache.length))
+
+
+def _window(model: Model, b: int, before: Reached, draft: Draft, verified: Verified, after: Reached) -> TraceWindow:
+    """The window of sequence `b` that one step made."""
+    length = int(before.length[b])
     committed = int(before.committed[b])
     num_drafted = int(draft.count[b])
     return TraceWindow(
@@ -206,7 +216,7 @@ def _window(model: Model, b: int, before: GenState, draft: Draft, verified: Veri
         committed=token_texts(model, after.tokens[b, committed : int(after.committed[b])]),
         length_before=length,
         length_drafted=length + num_drafted,
-        length_after=int(after.cache.length[b]),
+        length_after=int(after.length[b]),
     )
 
 
