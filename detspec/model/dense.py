@@ -96,7 +96,8 @@ def dense_config(*sizes: int, **fields: Any) -> ModelConfig:
 
 def flat_fields(cfg: ModelConfig) -> dict[str, Any] | None:
     """The fields that `dense_config` makes `cfg` of, in their order; None if it has layers of other kinds."""
-    first, last = cfg.kinds[0], cfg.kinds[-1]
+    first = cfg.kinds[0]
+    last = cfg.kinds[-1]
     if not (isinstance(first.mixer, Attention) and isinstance(last.mixer, Attention) and isinstance(first.ff, GatedMLP)):
         return None
     own_rope = last.mixer.rope != first.mixer.rope
