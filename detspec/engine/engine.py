@@ -4,7 +4,7 @@
 returns the updates of the one before, see `detspec.engine.loop`. What raises for one request, such as a tokenizer that cannot
 decode its tokens, ends that request alone, see `Completion.error`.
 
-`generate`, `run` and `stream` drive `step`, see `detspec.engine.drive`; a server has a loop of its own.
+`generate`, `run` and `stream` drive `step`, see `detspec.engine.loop`; a server has a loop of its own.
 """
 
 import dataclasses
@@ -19,10 +19,9 @@ from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement, Alone, agreement_of
 from detspec.engine.certify import Certificate
 from detspec.engine.device import Device
-from detspec.engine.drive import drive
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.intake import check_request, request_of, to_replay, to_score
-from detspec.engine.loop import Loop
+from detspec.engine.loop import Loop, drive
 from detspec.engine.policy import Needs, Plan
 from detspec.engine.replica import drafters_at, moved
 from detspec.engine.request import Completion, Replay, Request, Stats, Update

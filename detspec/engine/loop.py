@@ -4,12 +4,16 @@
 2. Each replica collects its segment: what has ended gives its place and pages back.
 3. It admits samples from the queue that all share, and starts the next segment.
 4. While its device works, `hand_out` puts the updates of the segment before together.
+
+`drive` calls it with requests from anywhere: two rounds of places are in flight, so that a place which gets free is filled.
 """
 
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.engine.agreement import Agreement
@@ -19,6 +23,9 @@ from detspec.engine.request import Request, Stats, Update
 from detspec.engine.sequence import NOT_OF_ONE, SequenceState, update_of
 from detspec.errors import InputError
 from detspec.riders.asked import brought
+
+ROUNDS = 2
+IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight
 
 
 class Loop:
@@ -154,3 +161,35 @@ class Loop:
     def _replica_of(self, sequence: SequenceState) -> Replica:
         """The replica where `sequence` is; the first one if it waits."""
         return next((replica for replica in self.replicas if sequence in replica.in_flight), self.replicas[0])
+
+
+def drive(
+    engine: Any, requests: Iterable[Request | None], *, stream: bool = False, outbox: deque[Update] | None = None
+) -> Iterator[list[Update]]:
+    """Yields the updates of one step of `engine` after another, until all `requests` have ended.
+
+    It asks `requests` for more as places get free, so they may have no end. None stands for nothing at the moment: what is in
+    flight goes on. An iterator that waits instead holds up the thread that drives the engine.
+
+    `stream` and `outbox` are those of `Engine.add`: with an outbox of its own it sees its own updates alone.
+    """
+    source: Iterator[Request | None] | None = iter(requests)
+    num_open = 0
+    while True:
+        while source is not None and num_open < ROUNDS * engine.num_places:
+            try:
+                request = next(source)
+            except StopIteration:
+                source = None
+                break
+            if request is None:
+                break
+            engine.add(request, stream=stream, outbox=outbox)
+            num_open += request.sampling.n
+        if source is None and not num_open:
+            return
+        updates = engine.step(outbox)
+        num_open -= sum(update.completion is not None for update in updates)
+        if not updates and not num_open:
+            time.sleep(IDLE_S)
+        yield updates

@@ -135,32 +135,44 @@ class Replica:
 
     def go_on(self, others: Sequence["Replica"] = ()) -> None:
         """Gives places to sequences of the queue, as far as they should not go to one of `others`, and starts a segment."""
+        self._make_room()
+        share = self._share(others)
+        self._prepare(share)
+        self._admit(share, others)
+        num_started = self._read_given()
+        if self.sequences:
+            self._start()
+        self._take_read(num_started)
+        if not self.sequences:
+            self._segments.rest()
+
+    def _make_room(self) -> None:
+        """Gives programs the room that samples need."""
         if self._traffic.room != self.device.room:
             self.empty()
             self.device.widen(self._traffic.room)
             self._large = None
             self.preparation.for_other_room()
-        share = self._share(others)
+
+    def _prepare(self, share: int) -> None:
+        """Makes the programs that up to `share` of the samples in places or in the queue need."""
         if any(sequence.request.replays for sequence in self._traffic.queue):
             self.prepare_replays()
         some = [sequence for sequence in self.scheduler.all if not sequence.is_given]
         if some and share:
-            needs = Needs.of(sequence.request.sampling for sequence in some)
+            needs = Needs.of([sequence.request.sampling for sequence in some])
             needs = needs._replace(processing=any(sequence.request.needs_processing for sequence in some))
             self.preparation.for_requests(min(len(some), share), needs, is_running=bool(self.sequences))
+
+    def _admit(self, share: int, others: Sequence["Replica"]) -> None:
+        """Gives places to sequences of the queue until it has `share` of them."""
         admitted = self.scheduler.admit(self._alone, most=share, others=[other.scheduler for other in others])
+
+        def put(some: Sequence[SequenceState]) -> None:
+            self._segments.admit([each for each in admitted if each.sequence in some])
+
         if admitted:
-
-            def put(some: Sequence[SequenceState]) -> None:
-                self._segments.admit([each for each in admitted if each.sequence in some])
-
             self._together(put, [each.sequence for each in admitted])
-        num_reading = self._read_given()
-        if self.sequences:
-            self._start()
-        self._take_read(num_reading)
-        if not self.sequences:
-            self._segments.rest()
 
     def _share(self, others: Sequence["Replica"]) -> int:
         """Most sequences that are to be in places here, so that all replicas have about as many."""
@@ -212,7 +224,7 @@ class Replica:
     def _read_given(self) -> int:
         """Starts passes over given texts, whose places and pages are free at once: what uses them next runs after these passes.
 
-        Returns how many readings were started.
+        Returns how many times such passes were started.
         """
         given = [sequence for sequence in self.sequences if sequence.is_given]
         if not given:
