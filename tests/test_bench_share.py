@@ -13,9 +13,10 @@ from detspec.bench.rounds import Variants
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
-from detspec.engine.request import Completion, Request, Stats, Update
+from detspec.engine.request import Completion, Request, Update
 from detspec.environment import fingerprint
 from detspec.errors import InputError
+from detspec.riders.counters import Stats
 from tests.engine.byte_model import without_tokenizer, write_folder
 
 pytestmark = pytest.mark.slow

@@ -480,7 +480,7 @@ def without_a_device(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(generation, "random_model", lambda cfg: None)
     patch.setattr(generation, "bench_prompts", lambda model, number, length: [])
     patch.setattr(generation, "surely_made", lambda setting, config, requests: [])
-    stats = importlib.import_module("detspec.engine.request").Stats()
+    stats = importlib.import_module("detspec.riders.counters").Stats()
     patch.setattr(generation, "run_once", lambda engine, prompts, new_tokens, number: (1.0, [b""] * number, stats))
     patch.setattr(examine, "random_model", lambda cfg: None)
     patch.setattr(examine, "examine_budgets", lambda model, schedule, budgets: (None, dict.fromkeys(budgets, "")))

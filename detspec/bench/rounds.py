@@ -16,9 +16,10 @@ from detspec.config import ModelConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
-from detspec.engine.request import Completion, Request, Stats
+from detspec.engine.request import Completion, Request
 from detspec.environment import default_schedule
 from detspec.errors import InputError
+from detspec.riders.counters import Stats
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 

@@ -17,8 +17,9 @@ from detspec.engine.bits import same_bits
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
-from detspec.engine.request import Completion, Stats
+from detspec.engine.request import Completion
 from detspec.errors import InputError
+from detspec.riders.counters import Stats
 from detspec.sampling_params import SamplingParams
 
 BATCHES = (1, 5, 16)

@@ -32,6 +32,7 @@ from detspec.held import compiler_options
 from detspec.mesh import places_of
 from detspec.model.params import Params, fitted
 from detspec.plain import plain, plain_ids
+from detspec.riders.counters import Stats
 from detspec.riders.rider import Rider
 from detspec.sampling_params import SamplingParams
 

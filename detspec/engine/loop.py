@@ -19,10 +19,11 @@ from detspec.checkpoint.load import Model
 from detspec.engine.agreement import Agreement
 from detspec.engine.device import Device
 from detspec.engine.replica import Replica, Traffic
-from detspec.engine.request import Request, Stats, Update
+from detspec.engine.request import Request, Update
 from detspec.engine.sequence import NOT_OF_ONE, SequenceState, update_of
 from detspec.errors import InputError
 from detspec.riders.asked import brought
+from detspec.riders.counters import Stats
 
 ROUNDS = 2
 IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from detspec.plain import plain_ids
-from detspec.riders.counters import Stats as Stats
+from detspec.riders.counters import Stats
 from detspec.riders.rider import NOTHING
 from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, STOP

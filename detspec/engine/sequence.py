@@ -20,7 +20,6 @@ from detspec.engine.request import (
     Likeliest,
     Replay,
     Request,
-    Stats,
     Thought,
     TopLogprobs,
     Update,

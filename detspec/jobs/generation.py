@@ -15,9 +15,10 @@ from typing import Any
 from detspec.engine.engine import Engine
 from detspec.engine.loop import drive
 from detspec.engine.policy import Needs
-from detspec.engine.request import GIVEN, Request, Stats, Update
+from detspec.engine.request import GIVEN, Request, Update
 from detspec.jobs.lines import CheckedLine, Output, Reader
 from detspec.progress import Progress
+from detspec.riders.counters import Stats
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BY_SIGNAL = 128  # added to the signal's number in exit codes: 130 after SIGINT, 143 after SIGTERM

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
-from detspec.engine.request import Completion, Stats, Update
+from detspec.engine.request import Completion, Update
 from detspec.openai.bodies import Parsed
 from detspec.openai.logprobs import TokenPlaces, logprobs_of
 from detspec.openai.responses import Answerer, choice_of, ending, extras, head, prompt_text, usage
+from detspec.riders.counters import Stats
 from detspec.serve.calls import HttpCall
 from detspec.serve.service import in_one_piece
 from detspec.serve.token_ids import ids_chunk

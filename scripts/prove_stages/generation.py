@@ -11,8 +11,9 @@ from detspec.checkpoint.load import Model
 from detspec.engine.compiled import PROGRAMS
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Request, Stats
+from detspec.engine.request import Request
 from detspec.model.work import pass_work
+from detspec.riders.counters import Stats
 from detspec.roofline import Work
 from detspec.sampling_params import SamplingParams
 from prove_stages.completions import NEEDS, bits_of, surely_made

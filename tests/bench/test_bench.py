@@ -9,11 +9,12 @@ from detspec.bench.bench import BenchSettings, bench_table, random_model, run_be
 from detspec.bench.bound import bound
 from detspec.bench.rounds import Case, Variants, cases_of
 from detspec.engine.engine import Engine
-from detspec.engine.request import Completion, Stats
+from detspec.engine.request import Completion
 from detspec.errors import InputError
 from detspec.model.dense import with_fields
 from detspec.model.params import num_params
 from detspec.presets import preset
+from detspec.riders.counters import Stats
 from tests.fakes import RANDOM_CFG
 
 pytestmark = pytest.mark.slow

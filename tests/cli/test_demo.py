@@ -8,7 +8,8 @@ from detspec.checkpoint.load import load
 from detspec.cli.commands import main
 from detspec.demo import demo
 from detspec.demo.demo import Change, DemoReport, DemoRun, compare, demo_prompts
-from detspec.engine.request import Completion, Stats
+from detspec.engine.request import Completion
+from detspec.riders.counters import Stats
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from detspec.engine.engine import Engine
-from detspec.engine.request import Completion, Stats
+from detspec.engine.request import Completion
 from detspec.errors import InputError
 from detspec.generation.score import score
 from detspec.model.params import init_params
+from detspec.riders.counters import Stats
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, make_engine, ordinary, some_prompts, some_sampling
 

@@ -27,6 +27,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.intake import request_of
 from detspec.engine.request import Completion, Request, Stats, Update, completion_digest
 from detspec.jobs.chunk_folder import WorkerClock
+from detspec.riders.counters import Stats
 from tests.engine.byte_model import SCHEDULE
 from tests.engine.fake_device import FAKE_MODEL
 

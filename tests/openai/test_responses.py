@@ -13,11 +13,12 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Library
 
 from detspec.checkpoint.tokenizer import Tokenizer
-from detspec.engine.request import Completion, Stats, Thought
+from detspec.engine.request import Completion, Thought
 from detspec.openai.bodies import parse_chat, parse_completion
 from detspec.openai.fields import BodyError
 from detspec.openai.logprobs import TokenPlaces, TokenTexts
 from detspec.openai.responses import answer_body, error_body, make_answerer, scored, system_fingerprint
+from detspec.riders.counters import Stats
 from tests.decoders import TOKENS, small_tokenizer
 from tests.engine.byte_model import BYTE_CFG, byte_tokenizer
 
