@@ -143,7 +143,8 @@ class Rider(NamedTuple):
     page_key: Callable[[Any], bytes | None] = shares_pages
     # `cfg -> arrays` that all sequences share, such as tables
     shared: Callable[[ModelConfig], Shared] = shares_nothing
-    # `(shared, rows, logits_f32 [R, V]) -> [R, V]`; no row may depend on another
+    # `(shared, rows, logits_f32 [R, V]) -> [R, V]`. No row may depend on another, and those of requests that bring nothing stay
+    # as they are: where no request asks for more than a temperature, programs leave this out.
     logits: Callable[[Shared, Rows, jax.Array], jax.Array] | None = None
     # `(shared, state [n, ...], tokens [n]) -> state` after one more new token
     follow: Callable[[Shared, State, jax.Array], State] | None = None

@@ -65,14 +65,15 @@ class Riders(Struct):
     def observed(self, committed: Committed) -> "Riders":
         """After a step."""
         states = dict(self.states)
+        sequence = jnp.arange(committed.num_new.shape[0], dtype=jnp.int32)
         for rider in self.each:
+            now = self.of(rider.name)
             if rider.follow is not None:
-                walked = self._walked(rider, states[rider.name].now, committed.tokens)
-                place = jnp.arange(committed.num_new.shape[0], dtype=jnp.int32)
-                now = jax.tree.map(lambda x, place=place: x[place, committed.num_new], walked)
-                states[rider.name] = states[rider.name].replace(now=now)
+                walked = self._walked(rider, now, committed.tokens)
+                now = jax.tree.map(lambda x: x[sequence, committed.num_new], walked)
             if rider.observe is not None:
-                states[rider.name] = rider.observe(states[rider.name], committed)
+                now = rider.observe(now, committed)
+            states[rider.name] = now if rider.follow is None else states[rider.name].replace(now=now)
         return self.replace(states=states)
 
     @property
@@ -87,7 +88,7 @@ class Riders(Struct):
     def after(self, tokens: jax.Array) -> dict[str, State]:
         """`following` after one more of the `tokens [B]` of each sequence."""
         followers = [rider for rider in self.each if rider.follow is not None]
-        return {rider.name: _next(rider, self.shared[rider.name], self.of(rider.name), tokens) for rider in followers}
+        return {rider.name: self._next(rider, self.of(rider.name), tokens) for rider in followers}
 
     def walked(self, tokens: jax.Array, begin: jax.Array, number: int, *, anew: bool = False) -> dict[str, State]:
         """The states `[B, number + 1, ...]` before and after each of `number` tokens from `begin [B]` on of `tokens [B, T]`.
@@ -100,11 +101,8 @@ class Riders(Struct):
             return {}
         place = begin[:, None] + jnp.arange(number, dtype=jnp.int32)[None, :]
         along = jnp.take_along_axis(tokens, jnp.minimum(place, tokens.shape[1] - 1), axis=1)
-        starts = {rider.name: self.states[rider.name] for rider in walkers}
-        return {
-            rider.name: self._walked(rider, starts[rider.name].first if anew else starts[rider.name].now, along)
-            for rider in walkers
-        }
+        begun = {name: state.first if anew else state.now for name, state in self.states.items() if isinstance(state, Followed)}
+        return {rider.name: self._walked(rider, begun[rider.name], along) for rider in walkers}
 
     def rows(
         self, of_row: jax.Array | None = None, after: jax.Array | None = None, walked: Mapping[str, State] | None = None
@@ -114,19 +112,16 @@ class Riders(Struct):
         Of rows that belong to sequences `of_row [R]`, after the first `after [R]` of the tokens that were `walked`. By default
         a row for each sequence, in order, after all that is committed.
         """
-        found = {}
-        for rider in self.each:
-            if rider.logits is None:
-                continue
-            state = self.of(rider.name)
-            if of_row is not None:
-                if walked is not None and after is not None and rider.name in walked:
-                    offset = jnp.clip(after, 0, jax.tree.leaves(walked[rider.name])[0].shape[1] - 1)
-                    state = jax.tree.map(lambda x, offset=offset: x[of_row, offset], walked[rider.name])
-                else:
-                    state = jax.tree.map(lambda x: x[of_row], state)
-            found[rider.name] = state
-        return found
+        all_rows = {rider.name: self.of(rider.name) for rider in self.each if rider.logits is not None}
+        if of_row is None:
+            return all_rows
+
+        def row_of(name: str, state: State) -> State:
+            if walked is None or after is None or name not in walked:
+                return jax.tree.map(lambda x: x[of_row], state)
+            return jax.tree.map(lambda x: x[of_row, jnp.clip(after, 0, x.shape[1] - 1)], walked[name])
+
+        return {name: row_of(name, state) for name, state in all_rows.items()}
 
     def process_fn(self, rows: Mapping[str, State], position: jax.Array, texts_fn: TextsFn) -> ProcessFn | None:
         """What all riders make of logits `[R, V]`, one after the other; None in programs without that. `rows` as in `rows`."""
@@ -166,11 +161,16 @@ class Riders(Struct):
         """What the host is told of the prompts that a rider reads, `[B, ...]`; None if none reads."""
         return None if self.reader is None else self.reader.report(self.read_by_rider)
 
+    def _next(self, rider: Rider, state: State, tokens: jax.Array) -> State:
+        """The state after one more of the `tokens [B]`."""
+        assert rider.follow is not None
+        return rider.follow(self.shared[rider.name], state, tokens)
+
     def _walked(self, rider: Rider, state: State, tokens: jax.Array) -> State:
         """The states `[B, n + 1, ...]` before and after each of `tokens [B, n]`."""
 
         def step(state: State, token: jax.Array) -> tuple[State, State]:
-            after = _next(rider, self.shared[rider.name], state, token)
+            after = self._next(rider, state, token)
             return after, after
 
         _, later = jax.lax.scan(step, state, tokens.T)
@@ -182,9 +182,11 @@ class Riders(Struct):
         def step(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             place, state = carry
             token = jnp.take_along_axis(tokens, jnp.minimum(place, tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
-            after = _next(rider, self.shared[rider.name], state, token)
-            goes_on = place < end
-            kept = jax.tree.map(lambda new, old: jnp.where(_like(goes_on, new), new, old), after, state)
+            after = self._next(rider, state, token)
+            is_new = place < end
+            kept = jax.tree.map(
+                lambda new, old: jnp.where(is_new.reshape((-1,) + (1,) * (new.ndim - 1)), new, old), after, state
+            )
             return place + 1, kept
 
         return jax.lax.while_loop(lambda carry: (carry[0] < end).any(), step, (first, state))[1]
@@ -199,13 +201,3 @@ def begin_riders(each: tuple[Rider, ...], cfg: ModelConfig, capacity: Capacity) 
         states[rider.name] = Followed(first=first, now=jax.tree.map(jnp.copy, first)) if followed else first
     shared = {rider.name: jax.tree.map(jnp.asarray, rider.shared(cfg)) for rider in each}
     return Riders(states=states, shared=shared, each=each)
-
-
-def _next(rider: Rider, shared: Shared, state: State, tokens: jax.Array) -> State:
-    assert rider.follow is not None
-    return rider.follow(shared, state, tokens)
-
-
-def _like(condition: jax.Array, leaf: jax.Array) -> jax.Array:
-    """`condition [B]` with as many axes as `leaf [B, ...]`."""
-    return condition.reshape((-1,) + (1,) * (leaf.ndim - 1))
