@@ -24,7 +24,7 @@ from detspec.engine.intake import check_request, request_of, to_replay, to_score
 from detspec.engine.loop import Loop, drive
 from detspec.engine.policy import Needs, Plan
 from detspec.engine.replica import drafters_at, moved
-from detspec.engine.request import Completion, Replay, Request, Stats, Update
+from detspec.engine.request import Completion, Replay, Request, Update
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.generation.checks import each_sampling, listed_prompts

@@ -33,7 +33,11 @@ GROUPS = {
     "reference/models.md": Group(
         "Models",
         "A model, its shape, and where it is read from; [Models](../using.md#models) says which families there are.",
-        ("load", "Model", "ModelConfig", "ThinkingConfig", "config.RopeScaling"),
+        (
+            *("load", "Model", "ModelConfig", "dense_config", "ThinkingConfig", "config.RopeScaling"),
+            *("model.layers.Layer", "model.layers.Mixer", "model.layers.FeedForward"),
+            *("model.attention.Attention", "model.mlp.GatedMLP"),
+        ),
     ),
     "reference/functions.md": Group(
         "Functional core",

@@ -25,7 +25,7 @@ import numpy as np
 from detspec.engine.agreement import Alone
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.intake import request_of
-from detspec.engine.request import Completion, Request, Stats, Update, completion_digest
+from detspec.engine.request import Completion, Request, Update, completion_digest
 from detspec.jobs.chunk_folder import WorkerClock
 from detspec.riders.counters import Stats
 from tests.engine.byte_model import SCHEDULE
