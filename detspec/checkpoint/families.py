@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from detspec.config import ModelConfig
+
 HfConfig = dict[str, Any]
 
 # Name of a tensor -> path in the pytree. The `{}` of a path is the index of the layer. A name with one `{}` more than its path
@@ -57,16 +59,19 @@ class Family:
 
     model_type: str  # the value of the config key `model_type`
     architecture: str  # the class in transformers that wrote the checkpoints
-    fields: dict[str, tuple[str, ...]]  # config key -> fields of `ModelConfig` that it sets
+    fields: dict[str, tuple[str, ...]]  # config key -> fields of `dense_config` that it sets
     defaults: dict[str, Any]  # values of config keys that may be left out
     fixed: dict[str, Any]  # config keys that would change the computation -> the only value that is supported
     slides: Callable[[int, HfConfig], bool]  # by index, whether a layer slides where the config has no `layer_types`
     names: TensorNames  # the tensors of its checkpoints
-    # fields of `ModelConfig` that are the same in every model of the family
+    # fields of `dense_config` that are the same in every model of the family
     traits: dict[str, Any] = dataclasses.field(default_factory=dict)
     inert: frozenset[str] = frozenset()  # keys that mean something in other families alone
     rope_theta: float = 10000.0  # rotary base where the config has none
     sliding_rope_theta: float | None = None  # that of sliding layers; None if they share `rope_theta`
+    # Changes the kinds of layers and their pattern, where the family has others than a dense model: takes that, and the config.
+    layers: Callable[[ModelConfig, HfConfig], ModelConfig] = lambda cfg, hf_config: cfg
+    layer_keys: frozenset[str] = frozenset()  # config keys that `layers` reads
 
 
 SIZE_FIELDS = {

@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from detspec.checkpoint.blocks import check_cuts
-from detspec.checkpoint.families import Family, TensorNames
+from detspec.checkpoint.families import Family, HfConfig, TensorNames
 from detspec.checkpoint.files import FILE_DTYPES, Header, Problems, read_headers, read_json, write_tensors
 from detspec.checkpoint.folder import (
     ADAPTER_NAME,
@@ -68,11 +68,12 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     """
     path = Path(path)
     problems = Problems(path)
-    family, fields, format = _read_family(path, problems)
+    family, hf_config, format = _read_family(path, problems)
+    fields = read_fields(hf_config, family, problems) if family is not None else {}
     headers = read_headers(path, problems)
     problems.raise_if_any()
     assert family is not None
-    cfg = build_config(fields, headers, path)
+    cfg = build_config(family, hf_config, fields, headers, path)
     shapes = param_shapes(cfg, sharding=sharding)
     check_cuts(shapes)
     wanted = tensor_shapes(family.names, shapes)
@@ -135,13 +136,15 @@ def read_hf_config(path: str | Path) -> ModelConfig:
     """
     path = Path(path)
     problems = Problems(path)
-    _, fields, _ = _read_family(path, problems)
+    family, hf_config, _ = _read_family(path, problems)
+    fields = read_fields(hf_config, family, problems) if family is not None else {}
     problems.raise_if_any()
-    return build_config(fields, {}, path)
+    assert family is not None
+    return build_config(family, hf_config, fields, {}, path)
 
 
-def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[str, Any], Format | None]:
-    """The family, the fields of the config and the format of quantized matrices that `config.json` describes.
+def _read_family(path: Path, problems: Problems) -> tuple[Family | None, HfConfig, Format | None]:
+    """The family, the keys of `config.json`, and the format of quantized matrices that they describe.
 
     Where it describes no family, or a format that is not supported, there is a problem.
     """
@@ -154,11 +157,16 @@ def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[st
     family = find_family(hf_config, problems) if hf_config is not None else None
     if hf_config is None or family is None:
         return None, {}, None
-    return family, read_fields(hf_config, family, problems), read_quantization(hf_config, problems)
+    return family, hf_config, read_quantization(hf_config, problems)
 
 
-def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path) -> ModelConfig:
-    """The `ModelConfig`, with the files' dtype where the config names none; raises `InputError` if there is no such model."""
+def build_config(
+    family: Family, hf_config: HfConfig, fields: dict[str, Any], tensors: dict[str, Header], path: Path
+) -> ModelConfig:
+    """The `ModelConfig` of a `family` and the `fields` of its dense model, with the files' dtype where the config names none.
+
+    Raises `InputError` if there is no such model.
+    """
     if fields["dtype"] is None:
         found = sorted({FILE_DTYPES[header.dtype] for header in tensors.values() if header.dtype in FILE_DTYPES})
         if len(found) != 1:
@@ -166,7 +174,7 @@ def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path)
             raise InputError(f"{path}: config.json names no dtype and its tensors have {dtypes}")
         fields = {**fields, "dtype": found[0]}
     try:
-        return dense_config(**fields)
+        return family.layers(dense_config(**fields), hf_config)
     except ValueError as error:
         raise InputError(f"{path}: config.json: {error}") from error
 

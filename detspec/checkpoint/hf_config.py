@@ -45,7 +45,7 @@ def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
 def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[str, Any]:
     """The fields of `ModelConfig` that the config gives; what is wrong with it is appended to `problems`."""
     read = {*family.fields, *family.fixed, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS, *QUANTIZATION_KEYS}
-    known = {*read, *family.inert, *INERT_KEYS}
+    known = {*read, *family.layer_keys, *family.inert, *INERT_KEYS}
     if unknown := {key: value for key, value in hf_config.items() if key not in known and value is not None}:
         problems.append(f"config.json: unknown keys {json.dumps(unknown)}; they may change the computation")
     hf_config = {**family.defaults, **{k: v for k, v in hf_config.items() if v is not None or k in NULLABLE}}

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.families import FAMILIES, INERT_KEYS, LLAMA_NAMES
+from detspec.checkpoint.families import FAMILIES, INERT_KEYS, LLAMA, LLAMA_NAMES
 from detspec.checkpoint.files import write_tensors
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
 from detspec.checkpoint.hf_config import DTYPE_KEYS, find_family, read_fields
-from detspec.config import RopeScaling, ThinkingConfig
+from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields
-from detspec.model.params import Params, init_params
+from detspec.model.params import Params, init_params, num_params
 from tests.fakes import FAMILY_CFGS
 
 TINY = dense_config(
@@ -352,6 +352,26 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
     assert "head" not in load_hf(folder)[1]
     edit_tensors(folder, lambda tensors: tensors["lm_head.weight"].__setitem__((0, 0), 7.0))
     assert "lm_head.weight differs from the embedding" in load_error(folder)
+
+
+def test_family_whose_layers_differ_is_a_value(tmp_path, monkeypatch):
+    """Every second layer rotates nothing, as in SmolLM3: a function of the config's keys gives the pattern."""
+
+    def unrotated(cfg: ModelConfig, hf_config: dict[str, Any]) -> ModelConfig:
+        layer = cfg.layer(0)
+        plain = dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, positions="none"))
+        return dataclasses.replace(cfg, kinds=(plain, layer), pattern=tuple(hf_config["no_rope_layers"]))
+
+    keys = frozenset({"no_rope_layers"})
+    family = dataclasses.replace(LLAMA, model_type="odd", architecture="Odd", layers=unrotated, layer_keys=keys)
+    folder = make_folder(tmp_path / "model", num_layers=2, qkv_bias=False, qk_norm=False, post_norms=False, o_bias=False)
+    edit_config(folder, model_type="odd", architectures=["Odd"], no_rope_layers=[1, 0])
+    with pytest.raises(InputError, match="unsupported model_type 'odd'"):
+        load_hf(folder)
+    monkeypatch.setattr("detspec.checkpoint.hf_config.FAMILIES", (family,))
+    cfg, params = load_hf(folder)
+    assert [layer.mixer.positions for layer in cfg.layers] == ["rope", "none"]
+    assert num_params(cfg) == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize(
