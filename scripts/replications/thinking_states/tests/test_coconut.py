@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.orbax_folder import save_orbax
-from detspec.config import ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
 from detspec.model.params import Params, init_params
 from detspec.model.rows import training_ops
 from detspec.model.transformer import forward_sequences
+from detspec.state import Injected
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.tasks import Parity, tokenizer_of
 from detspec.train.reasoning import ReasoningConfig
@@ -57,16 +57,13 @@ def rows() -> LatentRows:
 @partial(jax.jit, static_argnames="num_latents")
 def read_row(params: Params, tokens: jax.Array, length: jax.Array, num_latents: int) -> jax.Array:
     """Logits of `tokens [1, T]` with latents from `length` on: a whole pass for each, embedded as the output before it."""
-    # States of thoughts go in after no layer: they make up for the embedding of the token that stands there.
-    reading = dataclasses.replace(
-        CFG, thinking=ThinkingConfig(chunk=1, in_layer=0, out_layer=CFG.num_layers, max_thought=1, end_id=0)
-    )
+    # Vectors go in after no layer: they make up for the embedding of the token that stands there.
     inject = jnp.zeros((1, tokens.shape[1], CFG.d_model), jnp.float32)
     for place in range(num_latents):
-        _, tapped = forward_sequences(params, reading, tokens, inject=inject, tap_layer=CFG.num_layers)
+        _, tapped = forward_sequences(params, CFG, tokens, inject=Injected(0, inject), tap_layer=CFG.num_layers)
         output = training_ops(CFG).norm(tapped[:, length + place - 1], params["final_norm"])
         inject = inject.at[:, length + place].set(output - params["embed"][:1])
-    return forward_sequences(params, reading, tokens, inject=inject)[0]
+    return forward_sequences(params, CFG, tokens, inject=Injected(0, inject))[0]
 
 
 def expected_logits(params: Params, rows: LatentRows, b: int, num_latents: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from detspec.generation.loop import generate_state
 from detspec.model.dense import dense_config
 from detspec.model.params import init_params
 from detspec.model.transformer import forward_sequences
-from detspec.state import GenState
+from detspec.state import GenState, Injected
 from detspec.thinking.reading import reading_of
 from detspec.train.problems.tasks import Parity
 from scripts.replications.thinking_states.answer_time import Setting, answer_times, settings_of
@@ -144,10 +144,15 @@ def test_unrolled_states_are_the_streams_of_the_chunks_before(model: Model):
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, 64, (2, 12)), jnp.int32)
     C = THINKING.chunk
     inject = np.zeros((2, 12, CFG.d_model), np.float32)
-    whole = jax.jit(forward_sequences, static_argnames=("cfg", "tap_layer"))  # at once compiles faster than one by one
+
+    @jax.jit
+    def whole(inject: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        states = Injected(THINKING.in_layer, inject)
+        return forward_sequences(model.params, CFG, tokens, inject=states, tap_layer=THINKING.out_layer)
+
     logits = []
     for _ in range(3):  # without states; then each pass over the whole makes one more chunk's states right
-        found, tapped = whole(model.params, CFG, tokens, inject=inject, tap_layer=THINKING.out_layer)
+        found, tapped = whole(inject)
         logits.append(np.asarray(found))
         inject = np.pad(np.asarray(tapped)[:, :-C], ((0, 0), (C, 0), (0, 0)))
     plain, _, expected = logits
