@@ -1,4 +1,4 @@
-"""How processes that share a mesh decide alike: by process 0's measurements, and by nothing else that differs between them.
+"""Agreement of processes that share a mesh: by process 0's measurements, and by nothing else that differs between them.
 
 Every process runs the same host loop over the same requests. Each measures what a plan's step takes and what a look costs, but
 decisions read what process 0 measured. After every `SEGMENTS` segments all exchange one small message:
@@ -47,7 +47,7 @@ Exchange = Callable[[bytes], list[bytes]]  # as `detspec.distributed.exchange`
 
 
 class Alone:
-    """One process: what it measures and decides holds, and at once."""
+    """A process alone: what it measures and decides holds, and at once."""
 
     is_first = True  # whether this process writes results
 
@@ -56,7 +56,7 @@ class Alone:
         return [content]
 
     def watched(self, fn: Callable[[], T]) -> T:
-        """What `fn` returns, a trial run of programs."""
+        """Returns what `fn` does, a trial run of programs."""
         return fn()
 
     def same(self, seconds: Sequence[float]) -> Sequence[float]:
@@ -67,7 +67,7 @@ class Alone:
         """Raises `DivergenceError` unless all processes decided the same, now and before."""
 
     def observer(self, step_times: StepTimes) -> Observe:
-        """What is told this process's measurements of segments, so that `step_times` learn process 0's."""
+        """Takes this process's measurements of segments, so that `step_times` learn process 0's."""
         return step_times.observed
 
     def visit_s(self, measured: float) -> float:
@@ -90,7 +90,7 @@ class Alone:
         return signal
 
     def ended(self, signal: int) -> int:
-        """The same after the last segment."""
+        """Returns the signal by which all stop, after the last segment."""
         return signal
 
 
@@ -128,7 +128,7 @@ class Processes:
         return self._exchange(content)
 
     def watched(self, fn: Callable[[], T]) -> T:
-        """What `fn` returns; the watchdog ends the process if a trial run waits for the others in vain."""
+        """Returns what `fn` does; the watchdog ends the process if a trial run waits for the others in vain."""
         self._expect(TRIAL_S)
         found = fn()
         self._rest()
@@ -250,7 +250,7 @@ class Processes:
 
 
 def agreement_of(place: Any) -> Alone | Processes:
-    """What an engine needs whose model lies at `place`: nothing, unless that is a mesh with chips of other processes.
+    """Makes the agreement of an engine whose model lies at `place`: `Alone`, unless a mesh has chips of other processes.
 
     Raises `InputError` if a process of this run has no chip in the mesh: it would wait for the others for ever.
     """

@@ -26,7 +26,7 @@ def first_difference(pairs: Sequence[tuple[np.ndarray, np.ndarray]], where: np.n
 
 
 def differing_copies(array: jax.Array) -> str:
-    """Which chips of this process hold other bits of an array that all hold whole, in words; "" if they agree."""
+    """Names the chips of this process that hold other bits of an array that all hold whole; "" if they agree."""
     first, *others = array.addressable_shards
     for other in others:
         if not same_bits(np.asarray(first.data), np.asarray(other.data)).all():

@@ -29,12 +29,12 @@ DIFFERS = "differs"
 NOT_TRIED = "not tried"
 TIMING_ROUNDS = 2
 TIMING_RUNS = 2  # in each round
-WIDE_STARTS = 5  # in each round: only the first wide step of probes reads as many guesses as fit
+WIDE_STARTS = 5  # in each round: only the first wide step of probes reads as many drafts as fit
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What is known of one plan."""
+    """Facts about one plan."""
 
     plan: Plan  # the program
     # "ordinary": it promises nothing. "certified": its committed bits are the anchor's. "differs": they are not.
@@ -81,7 +81,7 @@ def certify(device: Device, plan: Plan) -> Certificate:
 
 
 class _Generated(NamedTuple):
-    """What a plan committed for `N` probes."""
+    """Tokens and bits that a plan committed for `N` probes."""
 
     tokens: np.ndarray  # [N, max_len] int32
     logprobs: np.ndarray  # [N, max_len] float32
@@ -137,7 +137,7 @@ def _difference(probes: Probes, generated: _Generated, targets: np.ndarray, targ
 
 
 def certify_reader(device: Device, batch: int) -> str:
-    """Where what a rider reads in made-up prompts depends on their places or on what was drafted; "" if nowhere.
+    """Says where a rider's reading of made-up prompts depends on their places or drafts; "" if nowhere.
 
     The prompts are read twice by the program that the engine reads with: with no drafts, and then in reversed places with what
     was found, spoilt here and there. What is found must be the same.
@@ -186,8 +186,8 @@ def _replayed(device: Device, schedule: Schedule) -> Any:
 class Times(NamedTuple):
     """Seconds of a step."""
 
-    step_s: float  # if the plan skips, with a pass that reads no guesses
-    wide_s: float  # with a pass that reads guesses
+    step_s: float  # if the plan skips, with a pass that reads no drafts
+    wide_s: float  # with a pass that reads drafts
 
 
 def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, Times]:
@@ -202,7 +202,7 @@ def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, Times]:
             for _ in range(TIMING_RUNS):
                 seconds, reports = _timed(probes, plan, steps, wide_cost=float("inf"))
                 least[plan] = min(least[plan], seconds)
-            if plan.skips:  # guesses are rows with contexts, so they must be found
+            if plan.skips:  # drafts are rows with contexts, so they must be found
                 probes.plant(_texts(probes, reports))
                 found = [_timed_wide(probes, plan) for _ in range(WIDE_STARTS)]
                 least_wide[plan] = tuple(map(min, zip(least_wide[plan], *found, strict=True)))
@@ -212,7 +212,7 @@ def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, Times]:
 
 
 def _timed_wide(probes: Probes, plan: Plan) -> tuple[float, float]:
-    """Seconds of a step whose pass reads guesses, and of one whose pass reads none."""
+    """Seconds of a step whose pass reads drafts, and of one whose pass reads none."""
     probes.start()
     _, narrow, wide = (_timed(probes, plan, 1, wide_cost=cost)[0] for cost in (float("inf"), float("inf"), 0.0))
     return wide, narrow  # a step that follows on reading prompts is slower than others
@@ -230,7 +230,7 @@ def _timed(probes: Probes, plan: Plan, steps: int, *, wide_cost: float) -> tuple
 
 
 def _texts(probes: Probes, reports: Sequence[Report]) -> list[list[int]]:
-    """What each probe generated."""
+    """Lists the tokens that each probe generated."""
     each = [(tokens, end) for report in reports for tokens, end in zip(report.tokens, report.progress.committed, strict=True)]
     return [
         np.asarray(tokens)[len(probe.tokens) : end].tolist() for probe, (tokens, end) in zip(probes.each, each, strict=True)

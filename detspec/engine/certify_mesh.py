@@ -25,7 +25,7 @@ ONE_CHIP = "1"
 
 
 def mesh_of_bits(device: Device) -> tuple[str, str]:
-    """What fingerprints say of chips, and where the bits of this mesh part from those of one chip, "" if nowhere.
+    """Names the mesh in fingerprints, and says where its bits part from those of one chip, "" if nowhere.
 
     "any": bits do not depend on the number of chips. "1": they are those of one chip, but products of a shape of XLA's choice
     may differ on others. "kv=4,query=2": they are this mesh's own.
@@ -39,7 +39,7 @@ def mesh_of_bits(device: Device) -> tuple[str, str]:
 
 
 def certify_mesh(device: Device) -> str:
-    """Where the anchor of `device`, which lies on a mesh, has other bits than on one chip, in words; "" if nowhere.
+    """Says where the anchor of `device`, which lies on a mesh, has other bits than on one chip; "" if nowhere.
 
     Both read the same made-up texts: greedy and sampled targets, their log-probabilities, and those of the given tokens.
     """

@@ -218,5 +218,5 @@ def _shape_of(leaf: Any) -> tuple[Hashable, ...]:
 
 
 def _sharding_of(leaf: Any) -> Any:
-    """Where an array must be; None if it goes where the others are."""
+    """Place where an array must be; None if it goes where the others are."""
     return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None

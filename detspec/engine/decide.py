@@ -1,4 +1,4 @@
-"""What runs next, and for how long: pure functions of the load, of what is known about plans, and of measured times."""
+"""Decides what runs next, and for how long: pure functions of the load, of facts about plans, and of measured times."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What is in flight when a segment is planned."""
+    """Counts of what is in flight when a segment is planned."""
 
     num_deterministic: int  # deterministic sequences
     num_ordinary: int  # ordinary sequences
@@ -35,7 +35,7 @@ class Load:
 
 
 class Facts(NamedTuple):
-    """What is known about plans when the next one is chosen."""
+    """Facts about plans when the next one is chosen."""
 
     certified: Sequence[Plan]  # deterministic sequences may use them
     ordinary: Sequence[Plan]  # ordinary ones alone
@@ -46,7 +46,7 @@ class Facts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """What is run before the host looks again: `rounds` times `prefill_passes` and a step of the plan, then `steps` at most."""
+    """Work before the host looks again: `rounds` times `prefill_passes` and a step of the plan, then `steps` at most."""
 
     rounds: int
     prefill_passes: int
@@ -65,14 +65,14 @@ class Segment:
         return self.rounds + self.steps
 
     def shortened(self, num_steps: int) -> "Segment":
-        """The same with at most `num_steps` steps, at least 1."""
+        """This segment with at most `num_steps` steps, at least 1."""
         rounds = min(self.rounds, num_steps)
         return dataclasses.replace(self, rounds=rounds, steps=min(self.steps, num_steps - rounds))
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What planning a segment weighs against each other."""
+    """Costs that planning a segment weighs against each other."""
 
     step_s: float  # seconds of one step with the batch full
     visit_s: float  # seconds that the device idles when the host looks
@@ -80,7 +80,7 @@ class Costs:
 
 
 class Decision(NamedTuple):
-    """What runs next."""
+    """A plan that runs next, and for how long."""
 
     plan: Plan
     segment: Segment
@@ -136,7 +136,7 @@ def choose_plan(load: Load, facts: Facts) -> tuple[Plan, bool, tuple[Plan, ...]]
 
 
 def fitting(load: Load, plans: Sequence[Plan]) -> list[Plan]:
-    """Those of `plans` that hold what is live and have what it needs."""
+    """Selects the `plans` that hold what is live and have what it needs."""
     num_live = load.num_deterministic + load.num_ordinary
     return [plan for plan in plans if plan.batch >= num_live and plan.processing >= load.processing]
 
@@ -194,14 +194,14 @@ def segment_length(costs: Costs, step_tokens: float = 1) -> int:
 
 
 def num_windows(behind: Sequence[int], window: int) -> int:
-    """Windows of `window` that stretches of so many tokens are cut into."""
+    """Windows of `window` that spans of so many tokens are cut into."""
     return sum(-(-tokens // window) for tokens in behind)
 
 
 def plan_segment(
     load: Load, plan: Plan, costs: Costs, *, segment_steps: int, max_prefill_passes: int, prefill: Budget
 ) -> Segment:
-    """How long to run `plan`, and how prompts that are being read get their share of the passes.
+    """Decides how long to run `plan`, and how prompts that are being read get their share of the passes.
 
     While some sequences decode, none of them waits for more than `max_prefill_passes` passes over prompts. These passes and
     steps take turns until all sequences decode. Stretches that fit into windows which the step's own pass leaves empty need
@@ -213,7 +213,7 @@ def plan_segment(
     `segment_steps` are the most tokens that a sequence may gain before the host looks, `prefill` is the budget of a pass over
     prompts.
     """
-    # How many tokens a step that may skip its guesses commits is not known, so the device counts.
+    # How many tokens a step that may skip its drafts commits is not known, so the device counts.
     steps = segment_steps if plan.skips else max(1, segment_steps // plan.most_tokens)
     segment_of = partial(Segment, max_gain=max(0, segment_steps - plan.most_tokens) if plan.skips else NEVER)
     max_idle = NEVER

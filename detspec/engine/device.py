@@ -76,7 +76,7 @@ class Device:
         riders: what requests may bring values for, and what reads prompts; besides sampling and counters.
         place: where the weights lie, and so the state: a mesh of chips, or one device.
         cache: files of compiled programs; None if none are kept.
-        wide_costs: for plans that skip, how long a step takes whose pass reads guesses, in steps whose pass reads none.
+        wide_costs: for plans that skip, time of a step whose pass reads drafts over that of a plain step.
         shares_pages: whether the cache holds all positions of a text by pages. Where a layer keeps states by seat, sequences
             share nothing, a text is replayed from its beginning, and drafts are at most a page long: a rollback reaches no
             farther.
@@ -348,12 +348,12 @@ class Device:
 
     @property
     def acceptance_by_match_length(self) -> dict[int, float]:
-        """What prompt lookup has found out so far, see `detspec.draft.ngram`; nothing if it has not run."""
+        """Chances that prompt lookup has found so far, see `detspec.draft.ngram`; nothing if it has not run."""
         state = self._draft_states.get("ngram")
         return {} if state is None else acceptance_by_match_length(state)
 
     def draft_state(self, name: str) -> DraftState:
-        """What the draft source called `name` keeps between steps."""
+        """State that the draft source called `name` keeps between steps."""
         if name not in self._draft_states:
             source = self.drafters[name].source
             self._draft_states[name] = put(source.init(self.model.cfg, self.schedule, self.state), self.place)
@@ -361,6 +361,6 @@ class Device:
 
 
 def _no_texts(config: EngineConfig) -> Texts:
-    """Nothing to replay, in numpy."""
+    """Makes texts without anything to replay, in numpy."""
     B = config.max_requests
     return Texts(np.zeros((B, config.max_len), np.int32), *np.zeros((3, B), np.int32))

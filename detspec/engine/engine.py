@@ -118,7 +118,7 @@ class Engine:
 
     @property
     def certificates(self) -> dict[Plan, Certificate]:
-        """What is known of each program of the first replica so far."""
+        """Facts about each program of the first replica so far."""
         return self.replicas[0].planner.certificates
 
     @property
@@ -128,7 +128,7 @@ class Engine:
 
     @property
     def stats(self) -> Stats:
-        """What speculation did for all requests that have ended so far, aborted ones too."""
+        """Counts of what speculation did for all requests that have ended so far, aborted ones too."""
         return self._loop.stats
 
     @property
@@ -153,7 +153,7 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sample gave its pages back to be caught up with later."""
+        """Number of times that a sample gave its pages back to be caught up with later."""
         return sum(replica.scheduler.num_preemptions for replica in self.replicas)
 
     @property
@@ -185,7 +185,7 @@ class Engine:
         return {**machine, **({"options": options} if options else {}), **own}
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
-        """One prompt, text or token ids, as a request that this engine takes.
+        """Makes a prompt, text or token ids, a request that this engine takes.
 
         Raises `InputError` if the prompt is empty, too long, or holds ids outside the vocabulary, if it is text and the model
         has no tokenizer, or if `sampling` asks for more than the engine has room for.

@@ -1,4 +1,4 @@
-"""How an engine runs."""
+"""The settings of an engine."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from detspec.schedule import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs; of all this, only `schedule` decides the bits of a deterministic request.
+    """Settings of an engine; of all this, only `schedule` decides the bits of a deterministic request.
 
     Attributes:
         max_requests: most samples in flight.

@@ -1,4 +1,4 @@
-"""Which plans an engine has, and which of them it may use.
+"""The plans of a device, and which of them requests may use.
 
 What requests need first is one plan: canonical decoding of their batch, or ordinary decoding. The others of `prepare`, drafts
 and smaller batches, only make it faster, and are compiled once it has run for a while.
@@ -146,7 +146,7 @@ class Planner:
         )
 
     def facts(self, visit_s: float) -> Facts:
-        """What is known by now; `visit_s` are the seconds of a look at the device."""
+        """Facts by now; `visit_s` are the seconds of a look at the device."""
         ordinary = [plan for plan in self.certificates if plan.ordinary]
         return Facts(self._certified(), ordinary, self.step_times, self.acceptance, visit_s)
 

@@ -15,10 +15,10 @@ LARGE_ROWS = 512  # more token rows a pass make larger products
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One step's program: `batch` sequences, canonical passes of `budget`, up to `num_drafts` tokens of the source `draft`.
+    """Program of a step: `batch` sequences, canonical passes of `budget`, up to `num_drafts` tokens of the source `draft`.
 
     Without drafts it is plain canonical decoding of all sequences, ordinary ones too. `ordinary` decodes without verification.
-    With `skips` a pass reads one row of each sequence when its guesses are worth no more. Without `processing` it can sample,
+    With `skips` a pass reads one row of each sequence when its drafts are worth no more. Without `processing` it can sample,
     but not process logits first: it is smaller, and for requests that ask for no more.
     """
 
@@ -32,7 +32,7 @@ class Plan:
 
     @property
     def narrow(self) -> Budget | None:
-        """The budget of passes that read no guesses, if it `skips`."""
+        """The budget of passes that read no drafts, if it `skips`."""
         return Budget(self.batch, 1) if self.skips else None
 
     @property
@@ -54,7 +54,7 @@ class Plan:
 
 
 class Needs(NamedTuple):
-    """What requests need of programs, all of them together; by default anything."""
+    """Needs of requests as to programs, all of them together; by default anything."""
 
     deterministic: bool = True  # some requests are deterministic
     ordinary: bool = True  # some requests are ordinary
@@ -62,7 +62,7 @@ class Needs(NamedTuple):
 
     @classmethod
     def of(cls, sampling: Iterable[SamplingParams]) -> "Needs":
-        """What requests with these parameters need."""
+        """Joins the needs of requests with these parameters."""
         deterministic = ordinary = processing = False
         for params in sampling:
             deterministic |= params.deterministic
@@ -71,7 +71,7 @@ class Needs(NamedTuple):
         return cls(deterministic, ordinary, processing)
 
     def __or__(self, other: "Needs") -> "Needs":
-        """What both need together."""
+        """Joins both needs."""
         return Needs(*(one or another for one, another in zip(self, other, strict=True)))
 
 
@@ -96,7 +96,7 @@ def ordinary_plan(batch: int, processing: bool = False) -> Plan:
 
 
 class Drafting(NamedTuple):
-    """How the rows of canonical passes are used: windows of `window`, for up to `num_drafts` tokens of the source `draft`."""
+    """Use of the rows of canonical passes: windows of `window`, for up to `num_drafts` tokens of the source `draft`."""
 
     draft: str = "none"
     window: int = 1
@@ -142,7 +142,7 @@ def allowed_drafts(config: EngineConfig, schedule: Schedule, more: Iterable[str]
     """The ways to draft that the method allows; "auto" also tries the sources called `more`.
 
     A source that drafts for all sequences fills a window of each. Prompt lookup drafts for some, so its windows are short: the
-    likeliest guesses get several. Aligned windows keep the schedule's length, because the bits depend on it.
+    likeliest drafts get several. Aligned windows keep the schedule's length, because the bits depend on it.
     """
     auto = config.method == "auto"
     num_drafts = config.num_speculative_tokens
@@ -171,7 +171,7 @@ def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, ne
 
 
 def large_passes(schedule: Schedule, max_len: int) -> Schedule:
-    """The same schedule with passes of more rows and windows of a query tile at least; aligned windows keep their length."""
+    """Returns the schedule with passes of more rows and windows of a query tile at least; aligned windows keep their length."""
     window = schedule.budget.window
     if schedule.numerics.alignment == "free":
         window = max(window, schedule.numerics.query_tile)
@@ -179,7 +179,7 @@ def large_passes(schedule: Schedule, max_len: int) -> Schedule:
 
 
 class Room(NamedTuple):
-    """How many stop tokens and biased tokens one request may have.
+    """Most stop tokens and biased tokens of one request.
 
     Programs take them as arrays of a fixed length, so another room means other programs. It starts with the config's, and grows
     by powers of two to what a request asks for. What is not used of it changes no bit.

@@ -1,4 +1,4 @@
-"""Which programs a device gets when: what requests need first at once, the rest once it has run for a while, or behind.
+"""Order in which a device gets programs: first what requests need at once, the rest once it has run for a while, or behind.
 
 Behind means while requests run: another thread compiles, and what is compiled is tried between two segments. A trial needs all
 places, so requests stand still and catch up afterwards. It takes tenths of a second, compiling takes many. Where nothing is in

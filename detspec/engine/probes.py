@@ -30,7 +30,7 @@ NUM_PROBES = 10  # of a certificate at least: five places to begin at, each gree
 
 
 def most_far(device: Device) -> int:
-    """How many probes fit into `device` at once, most of them far into the cache, each with all the pages that it writes to."""
+    """Number of probes that fit into `device` at once, most of them far into the cache, each with all pages that it writes."""
     return min(device.config.max_requests, (device.num_pages - FILLERS) // _own_pages(device))
 
 
@@ -97,7 +97,7 @@ class Probes:
         return 0, most - (7 * number) % most
 
     def _far(self, number: int, begin: int) -> tuple[int, int]:
-        """The same of a probe from inside of page number `begin`: its tokens cross the border after it, or end the cache."""
+        """Positions and tokens of a probe from inside of page `begin`: they cross the border after it, or end the cache."""
         first = begin * self._page
         end = min(self.device.config.max_len, first + self._own * self._page) - self.num_new
         is_last = begin + self._own == self.device.max_pages
@@ -108,7 +108,7 @@ class Probes:
 
     @property
     def placement(self) -> Placement:
-        """Where the probes are."""
+        """Places of the probes."""
         return self._placement([probe.pages for probe in self.each])
 
     def start(

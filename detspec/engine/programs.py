@@ -31,7 +31,7 @@ Array = jax.Array | np.ndarray
 
 
 class Placement(NamedTuple):
-    """Where sequences are, as the host knows it."""
+    """Places of sequences, as the host knows them."""
 
     page_table: Array  # [B, max_pages] int32
     in_use: Array  # [B] bool, places that hold a request
@@ -39,7 +39,7 @@ class Placement(NamedTuple):
 
     @property
     def of_all(self) -> "Placement":
-        """The same with no places chosen: programs about all places are the same program for any number of chosen ones."""
+        """This placement with no places chosen: programs about all places are the same for any number of chosen ones."""
         return self._replace(chosen=np.zeros(0, np.int32))
 
 
@@ -60,7 +60,7 @@ class Texts(NamedTuple):
 
 
 class ReadWork(NamedTuple):
-    """What `read_sequences` is to do."""
+    """Work of `read_sequences`."""
 
     requests: Requests
     placement: Placement
@@ -69,17 +69,17 @@ class ReadWork(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """What the steps of a segment do."""
+    """Work of the steps of a segment."""
 
     schedule: Schedule  # of the canonical pass
     source: DraftSource | None  # what drafts; None is ordinary decoding, and nothing is verified
     num_tokens: int  # most drafted tokens of a sequence
-    narrow: Budget | None  # of the pass that reads no guesses, if there is such a pass
+    narrow: Budget | None  # of the pass that reads no drafts, if there is such a pass
     processing: bool  # False if no sequence asks for more than a temperature
 
 
 class SequenceProgress(NamedTuple):
-    """How far sequences are, in numpy."""
+    """Lengths and counts of sequences, in numpy."""
 
     steps: np.ndarray  # [b] int32, steps of the segment
     committed: np.ndarray  # [b] int32
@@ -89,7 +89,7 @@ class SequenceProgress(NamedTuple):
 
 
 class Report(Struct):
-    """What the host reads after a segment about the `b` sequences that it stepped; copies, so that the state can go on."""
+    """Facts that the host reads after a segment, about its `b` sequences; copies, so that the state can go on."""
 
     packed: jax.Array  # [b, 13] int32, fields of SequenceProgress
     told: jax.Array | None  # [b, ...], what the rider that reads prompts reports, if there is one
@@ -103,7 +103,7 @@ class Report(Struct):
 
     @property
     def progress(self) -> SequenceProgress:
-        """How far the sequences are; waits for the segment."""
+        """Lengths and counts of the sequences; waits for the segment."""
         packed = np.asarray(self.packed)
         steps, committed, length, finish = packed[:, :4].T
         return SequenceProgress(steps, committed, length, finish, packed[:, 4:])
@@ -164,7 +164,7 @@ def run_segment(
 ) -> tuple[GenState, Report]:
     """Steps the sequences `placement.chosen` until one of `limits` is reached; the report has them in this order.
 
-    `wide_cost` is how long a pass takes that reads guesses, in passes that read none, see `verify`.
+    `wide_cost` is how long a pass takes that reads drafts, in passes that read none, see `verify`.
 
     Idle steps are those of chosen sequences in use that are no longer live.
     """

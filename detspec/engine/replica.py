@@ -1,4 +1,4 @@
-"""One copy of the weights at work: who is in which place of its device, which plans it has, and the segment that runs there."""
+"""A copy of the weights at work: who is in which place of its device, which plans it has, and the segment that runs there."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from detspec.schedule import Schedule
 
 @dataclasses.dataclass
 class Traffic:
-    """What comes into an engine and goes out of it; all its replicas share it.
+    """Requests that come into an engine, and news that go out of it; all its replicas share it.
 
     Attributes:
         room: how many stop tokens and biased tokens samples so far need.
@@ -84,12 +84,12 @@ class Replica:
 
     @property
     def sequences(self) -> list[SequenceState]:
-        """Those that have a place here, the oldest first."""
+        """Sequences that have a place here, the oldest first."""
         return self.scheduler.sequences
 
     @property
     def in_flight(self) -> list[SequenceState]:
-        """Those that have a place here, or whose given texts are read."""
+        """Sequences that have a place here, or whose given texts are read."""
         return [*(self._segments.being_read if self._segments.scorings else ()), *self.sequences]
 
     @property

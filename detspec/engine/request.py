@@ -26,7 +26,7 @@ Likeliest = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One prompt as token ids, and how to continue it.
+    """A prompt as token ids, and how to continue it.
 
     Token ids may be in a list, a tuple, a range or an array of numpy, jax or their like; they become tuples of plain integers.
 
@@ -75,7 +75,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Thought:
-    """What a model thought after one chunk of the prompt.
+    """A thought of a model after one chunk of the prompt.
 
     Attributes:
         text: without the token that ends it; "" for nothing.
@@ -90,7 +90,7 @@ class Thought:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replay:
-    """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them.
+    """Findings of the canonical pass about one recorded completion of `n` tokens, and of the token that would follow them.
 
     Attributes:
         targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
@@ -108,13 +108,13 @@ class Replay:
     thoughts: list[list[int]] = dataclasses.field(default_factory=list)
 
     def of_given(self, token_ids: Sequence[int]) -> "Replay":
-        """The same about `n` tokens that a request gives, instead of what it would generate."""
+        """This replay about `n` tokens that a request gives, instead of what it would generate."""
         return dataclasses.replace(self, targets=np.asarray(token_ids, np.int32), logprobs=self.given_logprobs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """One finished request.
+    """A finished request.
 
     Attributes:
         id: name of the request.
@@ -158,7 +158,7 @@ class Completion:
 
 
 class Update(NamedTuple):
-    """What is new of one sample of a request.
+    """News of one sample of a request.
 
     Attributes:
         request: the sample, with its `id` and `index`.

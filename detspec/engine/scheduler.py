@@ -1,4 +1,4 @@
-"""Who is in which place, with which pages: admission, pages on demand, preemption; host bookkeeping alone.
+"""Places and pages of one device: admission, pages on demand, preemption; host bookkeeping alone.
 
 The request that has waited longest comes first. When pages run out, the youngest sequence gives its own back and waits again,
 at the front, with the tokens it has: it is caught up with later, to the same bits. The oldest is never preempted, so all end.
@@ -119,7 +119,7 @@ class Scheduler:
         return [*is_there, False].index(False)
 
     def load(self) -> Load:
-        """What is in the places to be generated."""
+        """Counts what is in the places to be generated."""
         deterministic = [sequence for sequence in self.sequences if sequence.request.sampling.deterministic]
         behind = tuple(sequence.behind for sequence in self.sequences if sequence.behind)
         return Load(
@@ -141,7 +141,7 @@ class Scheduler:
         return missing <= self.pool.num_available
 
     def affordable(self, steps: int, most_tokens: int) -> int:
-        """How many steps, at most `steps`, the pages last for, if each may commit `most_tokens`; 0 if not for one."""
+        """Number of steps, at most `steps`, that the pages last for, if each may commit `most_tokens`; 0 if not for one."""
         while steps and not self.affords(steps * most_tokens):
             steps //= 2
         return steps
@@ -267,7 +267,7 @@ class Scheduler:
         return [key for key, _ in sequence.keys]
 
     def _root(self, sequence: SequenceState) -> bytes:
-        """What the keys of its pages begin with: what all keys and values depend on, and what its own depend on."""
+        """Root of the keys of its pages: what all keys and values depend on, and what its own depend on."""
         key = sequence.brought.page_key
         return hashlib.sha256(self.pool.root + key).digest() if key else self.pool.root
 

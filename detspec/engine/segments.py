@@ -37,7 +37,7 @@ class Running(NamedTuple):
 
     @property
     def last(self) -> Report:
-        """What is known at its end."""
+        """Report at its end."""
         report = self.steps or self.rounds
         assert report is not None
         return report
@@ -200,7 +200,7 @@ class Segments:
             self._device.clock.stop()
 
     def _asked(self, sequences: Sequence[SequenceState], *, says_likeliest: bool) -> score.Asked:
-        """What passes are to say: targets of records, and at least as many of the likeliest tokens as is asked for."""
+        """Facts that passes are to say: targets of records, and at least as many of the likeliest tokens as is asked for."""
         asked = [sequence.request.sampling for sequence in sequences]
         processing = any(sequence.request.needs_processing for sequence in sequences)
         choose = any(sequence.request.replays for sequence in sequences)
@@ -210,7 +210,7 @@ class Segments:
         return score.Asked.likeliest(processing, most, self._device.model.cfg.vocab_size)._replace(choose=choose)
 
     def _found(self, sequence: SequenceState, place: int, found: score.Replayed, told: np.ndarray | None) -> Replay | Likeliest:
-        """What the passes say of the given text of `sequence`."""
+        """Facts about the given text of `sequence`."""
         likeliest = _likeliest(found, place)
         if not sequence.request.replays:
             return likeliest
@@ -225,7 +225,7 @@ class Segments:
         )
 
     def _told(self, sequence: SequenceState, told: np.ndarray, length: int) -> list[Any]:
-        """What the rider that reads prompts has found in the first `length` positions of `sequence`, of what it `told`."""
+        """Facts that the reading rider `told` of the first `length` positions of `sequence`."""
         reader = self._device.reader
         if reader is None or not sequence.brought.is_read:
             return []
@@ -263,7 +263,7 @@ class Segments:
 
 
 def _likeliest(found: score.Replayed, place: int) -> Likeliest:
-    """What was found, in numpy, of the text in one place."""
+    """Facts about the text in one place, in numpy."""
     return found.logprobs[place], found.top_ids[place], found.top_logprobs[place]  # type: ignore[return-value]
 
 

@@ -98,7 +98,7 @@ class SequenceState:
 
     @property
     def num_new(self) -> int:
-        """How many they are."""
+        """Number of tokens after the prompt."""
         return len(self.tokens) - self.prompt_len
 
     @functools.cached_property
@@ -108,7 +108,7 @@ class SequenceState:
 
     @property
     def stats(self) -> Stats:
-        """What speculation did for it."""
+        """Counts of what speculation did for it."""
         return self.earlier + self.stay
 
     @property
@@ -189,7 +189,7 @@ class SequenceState:
         self.length = 0
 
     def preempt(self) -> None:
-        """Its stay in a place is over, and there will be another one."""
+        """Ends its stay in a place; there will be another one."""
         self.earlier = self.stats
         self.stay = Stats()
 
@@ -230,7 +230,7 @@ def asked_logprobs(
 
 
 def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
-    """What is new of `sequence` since its last update; `context` digests all that bits depend on besides the request."""
+    """Makes an update of what is new of `sequence`; `context` digests all that bits depend on besides the request."""
     if isinstance(sequence.found, Replay):
         return Update(sequence.request, (), (), "", without_text(sequence, replay=sequence.found))
     completion = None

@@ -34,7 +34,7 @@ class StepTimes:
         self._hope.update(dict.fromkeys(seconds, 1.0))
 
     def observed(self, plan: Plan, seconds: float, num_steps: int) -> None:
-        """What each of `num_steps` took; the mean counts if steps skip guesses, since fast ones bring fewer tokens."""
+        """Takes what each of `num_steps` took; the mean counts if steps skip drafts, since fast ones bring fewer tokens."""
         known = self._seconds.get(plan, seconds)
         weight = WEIGHT if plan.skips or seconds > known else 1.0
         self._seconds[plan] = known + weight * _share(num_steps) * (min(seconds, MOST_GROWTH * known) - known)
@@ -55,7 +55,7 @@ class StepTimes:
 
 
 def _share(num_steps: int) -> float:
-    """What a segment of `num_steps` counts for."""
+    """Weight of a segment of `num_steps`."""
     return min(1.0, num_steps / FEW_STEPS)
 
 
@@ -94,7 +94,7 @@ class Acceptance:
 
 
 def _drafting(plan: Plan) -> Hashable:
-    """What decides how many drafted tokens are accepted: the source, and the most tokens and rows that a sequence gets."""
+    """Key by which acceptance is counted: the source, and the most tokens and rows that a sequence gets."""
     return plan.draft, plan.num_drafts, plan.budget.rows // plan.batch
 
 
@@ -142,6 +142,6 @@ class BusyClock:
             self._busy = False
 
     def stop(self) -> None:
-        """Nothing is in flight: time until the next work is not counted."""
+        """Stops: time until the next work is not counted."""
         self.free()
         self._since = None

@@ -34,7 +34,7 @@ class Watchdog:
         self._since = time.monotonic()
 
     def rest(self) -> None:
-        """Nothing is expected."""
+        """Expects nothing from now on."""
         self._since = None
 
     def _watch(self) -> None:
