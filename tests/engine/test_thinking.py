@@ -225,7 +225,7 @@ def test_aborted_request_has_no_thoughts_even_if_it_waits_with_those_it_had(crow
     completions = {}
     while crowded.has_work:
         completions |= {update.request.id: update.completion for update in crowded.step()}
-        waiting = [sequence.request.id for sequence in crowded.replicas[0].scheduler.queue if sequence.found]
+        waiting = [sequence.request.id for sequence in crowded.replicas[0].scheduler.queue if sequence.told]
         if waiting and not preempted:
             preempted.append(waiting[0])
             crowded.abort(waiting[0])
