@@ -199,7 +199,7 @@ class Reached(NamedTuple):
 
 def _reached(state: GenState) -> Reached:
     """Copies how far the sequences of `state` are."""
-    return jax.device_get(Reached(state.live, state.tokens, state.committed, state.cache.length))
+    return Reached(*jax.device_get((state.live, state.tokens, state.committed, state.cache.length)))
 
 
 def _window(model: Model, b: int, before: Reached, draft: Draft, verified: Verified, after: Reached) -> TraceWindow:
