@@ -284,10 +284,10 @@ class Engine:
         self.prepare_replays()
         found: dict[int, Replay] = {}
         following = 0
-        for completion in self.run(to_replay(self.model, self.config, records, LOOKAHEAD * self.num_places)):
+        for completion in self.run(to_replay(records, LOOKAHEAD * self.num_places)):
             if completion.replay is None:
-                raise InputError(f"record {completion.id} cannot be replayed: {completion.error}")
-            found[int(completion.id)] = completion.replay
+                raise InputError(f"{completion.id!r} cannot be replayed: {completion.error}")
+            found[completion.index] = completion.replay
             while following in found:
                 yield found.pop(following)
                 following += 1

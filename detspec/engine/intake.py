@@ -14,6 +14,8 @@ from detspec.plain import plain_ids
 from detspec.sampling_params import SamplingParams
 from detspec.thinking.rider import thinks
 
+ONE_TOKEN = SamplingParams(max_tokens=1)
+
 
 def request_of(
     model: Model, config: EngineConfig, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0"
@@ -37,12 +39,10 @@ def to_score(
     return check_request(model, config, Request(str(number), ids[:start], sampling, given_token_ids=ids[start:]))
 
 
-def to_replay(
-    model: Model, config: EngineConfig, records: Iterable[tuple[Request, Sequence[int]]], lookahead: int
-) -> Iterator[Request]:
-    """Requests that replay `records`, numbered by their ids; of `lookahead` at a time, those that are alike come together.
+def to_replay(records: Iterable[tuple[Request, Sequence[int]]], lookahead: int) -> Iterator[Request]:
+    """Requests that replay `records`, numbered by `index`; of `lookahead` at a time, those that are alike come together.
 
-    What needs no processing or no noise comes apart, and like prompts share pages. Raises `InputError` as `check_request` does.
+    What needs no processing or no noise comes apart, and like prompts share pages.
     """
 
     def likeness(request: Request) -> tuple[bool, bool, tuple[int, ...]]:
@@ -50,10 +50,10 @@ def to_replay(
 
     waiting = enumerate(records)
     while ahead := list(itertools.islice(waiting, lookahead)):
-        requests = []
-        for number, (request, token_ids) in ahead:
-            given = dataclasses.replace(request, given_token_ids=tuple(token_ids), replays=True)
-            requests.append(dataclasses.replace(check_request(model, config, given), id=str(number)))
+        requests = [
+            dataclasses.replace(request, given_token_ids=tuple(token_ids), replays=True, index=number)
+            for number, (request, token_ids) in ahead
+        ]
         yield from sorted(requests, key=likeness)
 
 
@@ -105,7 +105,7 @@ def _check_replayed(model: Model, config: EngineConfig, request: Request) -> Req
     if len(text) > config.max_len:
         raise InputError(f"{request.id!r} has {len(text)} tokens with its prompt, more than the max_len of {config.max_len}")
     try:
-        check_prompt(text, SamplingParams(max_tokens=1), model.cfg, max_len=config.max_len + 1)
+        check_prompt(text, ONE_TOKEN, model.cfg, max_len=config.max_len + 1)
     except InputError as error:
         raise InputError(f"{request.id!r}: {error}") from error
     return _with_thinking(model, request)
