@@ -12,12 +12,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.errors import InputError
+
 Tree = TypeVar("Tree")
 
 
 def pack(tree: Any, places: Sequence[int], num_places: int) -> np.ndarray:
-    """Leaves `[n, ...]` of numpy as int32 `[num_places, width]`: entry `i` at `places[i]`, 0 elsewhere."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    """Leaves `[n, ...]` of numpy as int32 `[num_places, width]`: entry `i` at `places[i]`, 0 elsewhere.
+
+    Raises `InputError` for a leaf whose elements have neither four bytes nor are bool: others would shift what follows.
+    """
+    leaves = []
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        leaf = np.asarray(leaf)
+        if leaf.dtype != np.bool_ and leaf.dtype.itemsize != 4:
+            raise InputError(
+                f"what requests bring is packed in elements of four bytes, or bool, but {jax.tree_util.keystr(path)} has the dtype "
+                f"{leaf.dtype}: give it another, such as np.int32 or np.float32"
+            )
+        leaves.append(leaf)
     flat = [leaf.reshape(len(places), np.prod(leaf.shape[1:], dtype=int)) for leaf in leaves]
     columns = [leaf.astype(np.int32) if leaf.dtype == np.bool_ else leaf.view(np.int32) for leaf in flat]
     packed = np.zeros((num_places, sum(column.shape[1] for column in columns)), np.int32)

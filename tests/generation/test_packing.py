@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from detspec.errors import InputError
 from detspec.generation.init import init_state
 from detspec.generation.insert import no_requests, pack_requests, put_requests
 from detspec.generation.packing import pack, unpack
@@ -54,3 +55,10 @@ def test_no_requests_look_to_a_program_like_some_and_change_nothing(state):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), none) == jax.tree.map(lambda x: (x.shape, x.dtype), some)
     after = put_requests(state, none)
     assert all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), state, after)))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.int16, np.float16])
+def test_elements_of_other_sizes_are_refused_by_name(dtype):
+    """They would shift what a rider after them gets."""
+    with pytest.raises(InputError, match=rf"\['brackets'\] has the dtype {np.dtype(dtype)}: give it another, such as np.int32"):
+        pack({"brackets": np.zeros((2, 1), dtype), "turns": np.ones(2, np.int32)}, [0, 1], 2)
