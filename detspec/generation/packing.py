@@ -27,8 +27,8 @@ def pack(tree: Any, places: Sequence[int], num_places: int) -> np.ndarray:
         leaf = np.asarray(leaf)
         if leaf.dtype != np.bool_ and leaf.dtype.itemsize != 4:
             raise InputError(
-                f"what requests bring is packed in elements of four bytes, or bool, but {jax.tree_util.keystr(path)} has the dtype "
-                f"{leaf.dtype}: give it another, such as np.int32 or np.float32"
+                f"what requests bring is packed in elements of four bytes, or bool, but {jax.tree_util.keystr(path)} has the "
+                f"dtype {leaf.dtype}: give it another, such as np.int32 or np.float32"
             )
         leaves.append(leaf)
     flat = [leaf.reshape(len(places), np.prod(leaf.shape[1:], dtype=int)) for leaf in leaves]
