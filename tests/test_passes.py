@@ -56,7 +56,7 @@ def test_reached_after_each_window_of_two_rows():
     assert found == [[0, 0], [4, 0], [5, 0], [5, 6], [5, 10], [5, 11], [5, 11]]
 
 
-def test_aligned_stretches_begin_with_the_window_of_their_first_position():
+def test_aligned_spans_begin_with_the_window_of_their_first_position():
     aligned = FEW.schedule.with_numerics(alignment="window")
     found = spans(jnp.int32([6, 6]), jnp.int32([9, 6]), aligned)
     assert found.start.tolist() == [4, 6]  # a row that lacks nothing begins nowhere

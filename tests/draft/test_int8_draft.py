@@ -1,4 +1,4 @@
-"""The model drafts for itself with its matrices in int8: most guesses agree at any temperature, and no bit changes."""
+"""The model drafts for itself with its matrices in int8: most drafts agree at any temperature, and no bit changes."""
 
 import dataclasses
 

@@ -67,8 +67,8 @@ def test_long_texts_are_searched_only_near_their_ends(monkeypatch):
     assert draft.tokens[:2].tolist() == [[1, 3, 5, 7, 1]] * 2
 
 
-def test_guesses_that_came_true_make_matches_of_their_length_more_credible():
-    """A match of 2 tokens, of whose guesses 3 of 4 agree, and one of 3 tokens, of which none does; both are counted once."""
+def test_drafts_that_came_true_make_matches_of_their_length_more_credible():
+    """A match of 2 tokens, of whose drafts 3 of 4 agree, and one of 3 tokens, of which none does; both are counted once."""
     before = state_with([5, 7, 9, 2, 5, 7], [1, 2, 3, 4, 1, 2, 3])
     first = drafted_at_once(before)
     counters = before.counters.add(
@@ -88,7 +88,7 @@ def test_guesses_that_came_true_make_matches_of_their_length_more_credible():
 
 
 def test_lookup_commits_the_bits_of_no_draft():
-    """Greedy and at random; prompts that repeat themselves, so that guesses are found, and most are wrong."""
+    """Greedy and at random; prompts that repeat themselves, so that drafts are found, and most are wrong."""
     requests = [
         Request(r.prompt * 2, dataclasses.replace(r.sampling, top_k=0, top_p=1.0, min_p=0.0, max_tokens=12)) for r in FIXED
     ]

@@ -1,4 +1,4 @@
-"""Which guesses are verified: the most that is expected of them for the windows of a pass."""
+"""Which drafts are verified: the most that is expected of them for the windows of a pass."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def value(chance: float, count: int) -> float:
     st.lists(st.booleans(), min_size=B, max_size=B),
     st.lists(st.integers(0, 3), min_size=B, max_size=B),
 )
-def test_windows_go_to_the_guesses_that_are_worth_most(alignment, count, chance, wanted, length):
+def test_windows_go_to_the_drafts_that_are_worth_most(alignment, count, chance, wanted, length):
     """Against all ways to hand out what is left of passes of 4 windows of 4."""
     schedule = Schedule(Numerics(alignment=alignment), Budget(16, 4))
     found = allot(count, chance, wanted, length, schedule)
@@ -59,7 +59,7 @@ def test_windows_go_to_the_guesses_that_are_worth_most(alignment, count, chance,
     assert sum(map(value, chance, found)) == pytest.approx(best, rel=1e-5)
 
 
-def test_surer_guesses_take_the_windows_of_others():
+def test_surer_drafts_take_the_windows_of_others():
     schedule = Schedule(budget=Budget(16, 4))
     assert allot([7, 7, 7], [0.2, 0.9, 0.5], [True] * 3, [5, 6, 7], schedule) == [3, 7, 3]
     assert allot([0, 7, 7], [0.2, 0.9, 0.5], [False, True, True], [5, 6, 7], schedule) == [0, 7, 7]
@@ -77,7 +77,7 @@ def test_surer_guesses_take_the_windows_of_others():
         ([9.0, 9.0, 9.0], [1, 1, 1], np.inf, False),  # never
     ],
 )
-def test_guesses_are_read_where_they_bring_more_for_the_time_and_slow_no_sequence_down(gain, wanted, cost, expected):
+def test_drafts_are_read_where_they_bring_more_for_the_time_and_slow_no_sequence_down(gain, wanted, cost, expected):
     assert bool(pays(jnp.float32(gain), np.asarray(wanted, bool), np.float32(cost))) == expected
 
 

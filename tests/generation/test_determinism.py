@@ -73,7 +73,7 @@ def check_theorem(data: st.DataObject, shape: Shape, source: str, seen: Counter)
     kinds = data.draw(st.lists(st.sampled_from(DRAFTS), min_size=others, max_size=others))
     kinds = [data.draw(st.sampled_from(("partly right", "partly right", "wrong"))), *kinds]
     told = recorded(shape, [believed(kind, shape, r, rng) for kind, r in zip(kinds, requests, strict=True)])
-    wide_cost = data.draw(st.sampled_from([0.0, 0.0, 1.5, 3.0, np.inf]))  # of passes that read guesses
+    wide_cost = data.draw(st.sampled_from([0.0, 0.0, 1.5, 3.0, np.inf]))  # of passes that read drafts
     scatter = partial(scatter_and_poison, rng=rng, poison=poison)
     state = generate_all(shape, requests, source=source, told=told, spoil=scatter, wide_cost=wide_cost)
     assert not state.live.any()

@@ -301,7 +301,7 @@ def test_aligned_guesses_go_on_in_the_next_window_if_the_pass_has_one_left(promp
 
 
 def test_aligned_windows_with_perfect_drafts_never_roll_back():
-    """Guesses that found no place in the window were not rejected: they were not read."""
+    """Drafts that found no place in the window were not rejected: they were not read."""
     state = step([request()] * 2, [[*range(1, 16)]] * 2, steps=2, shape=ALIGNED)
     assert committed(state) == [*range(1, 10)]
     assert counters(state) == {"passes": 2, "drafted": 4, "accepted": 4, "rollbacks": 0, "recomputed": 0}

@@ -85,6 +85,17 @@ def test_scores_of_given_tokens_are_those_of_generation(alone):
     assert plain[0].logprobs != alone[0].logprobs
 
 
+def test_replays_of_records_find_their_tokens_only_with_what_was_brought(alone):
+    engine = engine_of(4, "none")
+    found = engine.replay((request, c.token_ids) for request, c in zip(requests(), alone, strict=True))
+    for replay, completion in zip(found, alone, strict=True):
+        assert replay.targets[: len(completion.token_ids)].tolist() == list(completion.token_ids)
+        expected = np.float32(completion.logprobs).tobytes()
+        assert replay.logprobs[: len(completion.token_ids)].astype(np.float32).tobytes() == expected
+    (plain,) = engine.replay([(requests(brings=False)[0], alone[0].token_ids)])
+    assert plain.targets[: len(alone[0].token_ids)].tolist() != list(alone[0].token_ids)
+
+
 def test_likeliest_tokens_of_greedy_texts_are_the_texts(alone):
     asked = requests(logprobs=1)
     for request, completion, expected in zip(asked, run(engine_of(4, "self"), asked), alone, strict=True):

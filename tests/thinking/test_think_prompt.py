@@ -141,7 +141,7 @@ def kind_of(thought: list[int]) -> str:
 
 
 def drafts_of(kind: str, thoughts: list[list[int]], rng: np.random.Generator) -> list[list[int]]:
-    """Guesses of the true `thoughts`: right, random, each of them right or with one token more or less or another one, none."""
+    """Drafts of the true `thoughts`: right, random, each of them right or with one token more or less or another one, none."""
     right = thought_lists(np.asarray(thoughts, np.int32).reshape(-1, M))
     if kind == "none":
         return []
