@@ -38,7 +38,7 @@ def pack_requests(state: GenState, entries: Sequence[Entry], eos_ids: Sequence[i
     """Checked requests for states like `state`, whose shapes are read and nothing else; places of `entries` all differ.
 
     Raises `InputError` if a rider cannot pack what a request brings: if it has more stop tokens or biased tokens than there is
-    room for, or a drafted thought is unsound.
+    room for, or a value is unsound.
     """
     num_sequences = state.live.shape[0]
     places = [entry.place for entry in entries]
