@@ -1,4 +1,4 @@
-"""What the riders of an engine say of a request on the host."""
+"""Values that a request brings for the riders of an engine, checked on the host."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from detspec.riders.rider import Rider
 
 
 class Brought(NamedTuple):
-    """What a request brings, checked."""
+    """Checked values of a request for riders."""
 
     facts: dict[str, Any]  # JSON values by rider, for digests; empty if it brings nothing
     page_key: bytes | None = b""  # what its keys and values depend on besides tokens; None if it shares no pages
@@ -19,7 +19,7 @@ NOTHING_BROUGHT = Brought({})
 
 
 def brought(riders: Sequence[Rider], request: Any) -> Brought:
-    """What `request` brings for `riders`; raises `InputError` for a value that none of them takes."""
+    """Checks the values of `request` for `riders`; raises `InputError` for a value that no rider takes."""
     takes = {rider.name: rider for rider in riders if rider.takes_values}
     if unknown := [name for name in request.brings if name not in takes]:
         names = f"those of its riders {tuple(takes)}" if takes else "none, because it has no riders that take values"

@@ -1,4 +1,4 @@
-"""What speculation did for a sequence: `Stats` declares what is counted, and all else follows from it."""
+"""Counts of speculation for a sequence: `Stats` declares what is counted, and all else follows from it."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from detspec.struct import Struct
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """What speculation did for one request; names are vLLM's where it has them. It is no deterministic fact.
+    """Counts of speculation for a request; names are vLLM's where it has them. They are no deterministic facts.
 
     Attributes:
         num_verify_passes: canonical passes that verified a span of the text.
@@ -67,7 +67,7 @@ class Counters(Struct):
         return self.counts[:, COUNTED.index(name)]
 
     def add(self, **more: jax.Array) -> "Counters":
-        """The same with `[B]` int32 or bool added to some counts."""
+        """Adds `[B]` int32 or bool to some counts."""
         B = self.counts.shape[0]
         added = [jnp.asarray(more.pop(name, np.zeros(B, np.int32)), jnp.int32) for name in COUNTED]
         assert not more, f"not counted: {more}"

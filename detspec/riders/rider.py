@@ -32,7 +32,7 @@ Shared = Any  # a pytree of arrays that all sequences share
 
 
 class Entry(NamedTuple):
-    """One request for one sequence of a state.
+    """A request for one sequence of a state.
 
     A request that was taken out half way goes on where it stopped if its new tokens so far come with its prompt.
     """
@@ -70,7 +70,7 @@ class Rows(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What a step has committed."""
+    """Tokens that a step has committed."""
 
     tokens: jax.Array  # [B, n] int32
     num_new: jax.Array  # [B] int32, how many of them were committed
@@ -127,7 +127,7 @@ def shares_nothing(cfg: ModelConfig) -> Shared:
 
 
 class Rider(NamedTuple):
-    """What a request brings along. Static and hashable: module-level functions. `init` and one more function make a rider."""
+    """A feature that requests bring values for. Static and hashable: module-level functions, `init` and at least one more."""
 
     name: str  # requests bring values under this name
     # `(cfg, capacity) -> state [B, ...]`, in numpy or on the device, of sequences that bring nothing
@@ -163,5 +163,5 @@ class Rider(NamedTuple):
         return self.follow is not None or self.observe is not None or self.reader is not None
 
     def __repr__(self) -> str:
-        """Its name: the text must not differ from process to process, because files of compiled programs are found by it."""
+        """Shows the name alone: the text must be equal in all processes, because files of compiled programs are found by it."""
         return f"Rider({self.name!r})"

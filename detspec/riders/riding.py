@@ -36,11 +36,11 @@ class Riders(Struct):
         return state.now if isinstance(state, Followed) else state
 
     def having(self, **states: State) -> "Riders":
-        """The same with other states of some riders that do not follow the text."""
+        """Returns the riders with other states of some that do not follow the text."""
         return self.replace(states={**self.states, **states})
 
     def without_readers(self) -> "Riders":
-        """The same for another model, which reads prompts as they are."""
+        """Returns the riders for another model, which reads prompts as they are."""
         each = tuple(rider for rider in self.each if rider.reader is None)
         return self.replace(each=each, states={rider.name: self.states[rider.name] for rider in each})
 
@@ -82,7 +82,7 @@ class Riders(Struct):
         return {rider.name: self.of(rider.name) for rider in self.each if rider.follow is not None}
 
     def at(self, following: Mapping[str, State]) -> "Riders":
-        """The same elsewhere in the text: `following` as in the property."""
+        """Returns the riders elsewhere in the text: `following` as in the property."""
         return self.having(**{name: self.states[name].replace(now=now) for name, now in following.items()})
 
     def after(self, tokens: jax.Array) -> dict[str, State]:
@@ -124,7 +124,7 @@ class Riders(Struct):
         return {name: row_of(name, state) for name, state in all_rows.items()}
 
     def process_fn(self, rows: Mapping[str, State], position: jax.Array, texts_fn: TextsFn) -> ProcessFn | None:
-        """What all riders make of logits `[R, V]`, one after the other; None in programs without that. `rows` as in `rows`."""
+        """Returns the riders' functions of logits `[R, V]`, composed; None in programs without them. `rows` as in `rows`."""
         if not self.processing:
             return None
 
@@ -153,12 +153,12 @@ class Riders(Struct):
         return None if self.reader is None else self.reader.unread(self.read_by_rider)
 
     def inject(self, windows: Any) -> Any:
-        """What the rider that reads adds to the stream of `windows`, as `Injected`; None if none reads."""
+        """Vectors that the rider that reads adds to the stream of `windows`, as `Injected`; None if none reads."""
         return None if self.reader is None else self.reader.inject(self.read_by_rider, windows)
 
     @property
     def told(self) -> jax.Array | None:
-        """What the host is told of the prompts that a rider reads, `[B, ...]`; None if none reads."""
+        """Report to the host on the prompts that a rider reads, `[B, ...]`; None if none reads."""
         return None if self.reader is None else self.reader.report(self.read_by_rider)
 
     def _next(self, rider: Rider, state: State, tokens: jax.Array) -> State:
