@@ -1,1 +1,1 @@
-"""One decoder family as pure functions over pytrees."""
+"""A family of decoders as pure functions over pytrees."""

@@ -26,13 +26,13 @@ class Mixer(Protocol):
     """How the rows of a layer see other positions. Frozen and hashable: programs are cached by it."""
 
     def weights(self, cfg: ModelConfig) -> Weights:
-        """Its weights by name, with their letters."""
+        """Returns the weights by name, with their letters."""
 
     def pools(self, numerics: Numerics, num_pages: int, num_seats: int) -> Any:
         """A pytree of `detspec.cache.Pool`: what it keeps of the positions that it has read."""
 
     def prepare(self, positions: jax.Array) -> Any:
-        """What all layers of the kind share in a pass over rows at `positions [...]`."""
+        """Computes the values that all layers of the kind share in a pass over rows at `positions [...]`."""
 
     def windows(
         self, params: dict[str, Any], x: jax.Array, where: Where, pools: Any, ops: RowOps, out_ops: RowOps
@@ -51,10 +51,10 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """What a layer does with each row by itself. Frozen and hashable."""
+    """The part of a layer that transforms each row by itself. Frozen and hashable."""
 
     def weights(self, cfg: ModelConfig) -> Weights:
-        """Its weights by name, with their letters."""
+        """Returns the weights by name, with their letters."""
 
     def rows(self, params: dict[str, Any], x: jax.Array, ops: RowOps) -> jax.Array:
         """Transforms normed rows `x [..., D]`."""
@@ -62,7 +62,7 @@ class FeedForward(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One kind of decoder layer.
+    """A kind of decoder layer.
 
     Attributes:
         mixer: how rows see other positions.
@@ -90,7 +90,7 @@ MixFn = Callable[[jax.Array], tuple[jax.Array, Any]]
 def run_layer(
     layer: Layer, params: dict[str, Any], x: jax.Array, mix_fn: MixFn, ops: RowOps, out_ops: RowOps
 ) -> tuple[jax.Array, Any]:
-    """One pre-norm layer over `x [..., D]`, with norms after its two halves too if it has them.
+    """Runs a pre-norm layer over `x [..., D]`, with norms after its two halves too if it has them.
 
     `out_ops` works out what is only for the result.
     """

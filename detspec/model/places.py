@@ -1,4 +1,4 @@
-"""Where the token rows of a pass lie in a cache."""
+"""Pages and slots of a pass's token rows in a cache."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from detspec.state import Windows
 
 
 class Places(NamedTuple):
-    """Where the token rows of a pass lie in a cache."""
+    """Pages and slots of a pass's token rows in a cache."""
 
     tables: jax.Array  # [G, max_pages] int32, pages of each window's sequence
     page_ids: jax.Array  # [R] int32, page of each row, SCRATCH_PAGE for padding
@@ -21,7 +21,7 @@ class Places(NamedTuple):
     seats: jax.Array | None  # [G] int32, the seat of each window's sequence, -1, the scratch seat, for padding; see `KVCache`
 
     def for_windows(self, wanted: jax.Array) -> "Places":
-        """The same places, where only windows `wanted [G]` need attention."""
+        """Returns these places with attention in windows `wanted [G]` only."""
         return self._replace(looking_from=jnp.where(wanted[:, None], self.looking_from, NO_POSITION))
 
 
@@ -43,7 +43,7 @@ def place(windows: Windows, cache: KVCache, page: int) -> Places:
 
 
 class Where(NamedTuple):
-    """What a mixer is told of a pass besides its rows."""
+    """Facts of a pass that a mixer gets together with its rows."""
 
     windows: Windows  # `tokens [G, W]`; the rows of the pass are those of the windows, one after the other
     places: Places

@@ -18,7 +18,7 @@ from detspec.state import Injected, Windows
 
 
 class Pass(NamedTuple):
-    """What one pass over windows gives; rows that pad it or are not wanted hold nothing of use."""
+    """Results of a pass over windows; rows that pad it or are not wanted hold nothing of use."""
 
     logits_f32: jax.Array  # [R, V]; on chips this one's share of the rows, see `collectives.to_rows`
     cache: KVCache  # with what the windows left in the layers' pools
@@ -35,7 +35,7 @@ def forward(
     inject: Injected | None = None,
     tap_layer: int | None = None,
 ) -> Pass:
-    """One pass over `G * W` token rows: writes their keys and values, then attends, layer by layer.
+    """Runs a pass over `G * W` token rows: writes their keys and values, then attends, layer by layer.
 
     Because a layer writes before it attends, several windows of one pass may hold consecutive spans of one sequence. Padding
     writes to the scratch page. `cache.length` is left as it is: the caller commits.
@@ -79,7 +79,7 @@ def forward(
 def logits_fn(
     params: Params, cfg: ModelConfig, windows: Windows, stream: jax.Array, *, numerics: Numerics
 ) -> Callable[[], jax.Array]:
-    """What works out the logits `[R, V]` of a pass over `windows` from the stream `[G, W, D]` after its last layer; see `Pass`.
+    """Returns a function for the logits `[R, V]` of a pass over `windows`, given the stream `[G, W, D]` after its last layer.
 
     The last norm is worked out at once, in the program of the pass: XLA does not round what it hands from one to the other.
     """

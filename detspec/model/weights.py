@@ -54,7 +54,7 @@ class Experts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """One array of the parameters; `weight` makes it.
+    """An array of the parameters; `weight` makes it.
 
     Attributes:
         axes: a name for each axis, in letters: "NH" is `N * H` long. Matrices are `[out, in]`.

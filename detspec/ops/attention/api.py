@@ -81,7 +81,7 @@ def append_fn(numerics: Numerics) -> Callable[..., Any]:
 
 
 def copy_fn(numerics: Numerics) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """What copies pages `source [n]` of an array `pages` over pages `target [n]`: `(pages, source, target) -> pages`."""
+    """Returns `(pages, source, target) -> pages`, which copies pages `source [n]` of an array over pages `target [n]`."""
     if numerics.implementation == "cpu":
         from detspec.ops import moves
 

@@ -264,7 +264,7 @@ def _attend_tile(
     scores: Scores,
     num_pools: int,
 ) -> None:
-    """One tile: online softmax over the pages it needs, while the pages of following steps are in flight.
+    """Attends for a tile: online softmax over the pages it needs, while the pages of following steps are in flight.
 
     The pools are keys and values `[num_pages, K, page, H]`, in int8 followed by their scales `[num_pages, K, page]`.
     """

@@ -87,7 +87,7 @@ def _pinned_f32(
 
 
 def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics, used: jax.Array | None) -> tuple[jax.Array, ...]:
-    """The same for weights in int8: by a kernel on the CPU, where XLA's products of integers are slow, else as XLA does it."""
+    """Multiplies by weights in int8: by a kernel on the CPU, where XLA's products of integers are slow, elsewhere by XLA."""
     for weight in weights:
         _check_shapes(x, weight.values)
     if x.shape[-1] > int8.MAX_INPUTS:
