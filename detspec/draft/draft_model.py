@@ -45,11 +45,11 @@ class Weighted(Protocol):
 
     @property
     def cfg(self) -> ModelConfig:
-        """Its shape."""
+        """Shape of the model."""
 
     @property
     def params(self) -> Params:
-        """Its weights."""
+        """Weights of the model."""
 
 
 def draft_model(model: Weighted, *, target: Weighted) -> Drafter:

@@ -18,7 +18,7 @@ from detspec.state import Draft, GenState, Windows
 
 
 class _Decoded(NamedTuple):
-    """What the loop over drafted tokens carries."""
+    """Carry of the loop over drafted tokens."""
 
     last: jax.Array  # [B] int32, the newest token of each sequence
     going: jax.Array  # [B] bool, False once a sequence drafts no more

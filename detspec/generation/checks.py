@@ -1,4 +1,4 @@
-"""What a prompt must be before it goes into a state."""
+"""Checks of a prompt before it goes into a state."""
 
 from collections.abc import Sequence
 from typing import Any

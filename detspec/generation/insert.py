@@ -22,7 +22,7 @@ class Requests(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What a sequence is given by its request; fields as in `GenState`, `length` as in its cache."""
+    """Values that a request gives its sequence; fields as in `GenState`, `length` as in its cache."""
 
     tokens: Array
     logprobs: Array
@@ -79,7 +79,7 @@ insert = jax.jit(put_requests, donate_argnames=("state",))
 
 
 def _asked(state: GenState, entries: Sequence[Entry], eos_ids: Sequence[int]) -> _Asked:
-    """What `entries` ask, in numpy: arrays `[n, ...]`, whose shapes depend on the state alone, but for `n`."""
+    """Packs `entries` in numpy: arrays `[n, ...]`, whose shapes depend on the state alone, but for `n`."""
     max_len = state.tokens.shape[1]
     committed = np.asarray([len(entry.tokens) for entry in entries], np.int32)
     prompt_len = np.asarray([len(entry.prompt) for entry in entries], np.int32)

@@ -1,4 +1,4 @@
-"""One step, `dvr_step`, and the loop that runs it on the device."""
+"""A step of drafting and verifying, `dvr_step`, and the loop that runs it on the device."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,7 +30,7 @@ NEVER = 2**30
 
 
 class Step(NamedTuple):
-    """What one step drafted, and what the canonical pass said of it. XLA drops what a caller does not use."""
+    """Drafts of a step, and the verdict of its canonical pass. XLA drops what a caller does not use."""
 
     draft: Draft
     verified: Verified
@@ -96,7 +96,7 @@ def run(
 
 
 class _Run(NamedTuple):
-    """What the loop over steps carries."""
+    """Carry of the loop over steps."""
 
     step: jax.Array  # int32, steps so far
     idle: jax.Array  # int32, steps that ended sequences have wasted in total

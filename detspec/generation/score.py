@@ -30,7 +30,7 @@ from detspec.struct import Struct
 
 
 class Asked(NamedTuple):
-    """What passes over given text are to find out."""
+    """Facts that passes over given text must find."""
 
     processing: bool  # some texts ask for logits processing
     choose: bool  # the token that each sequence's sampling parameters choose, at every position
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 
 class Replayed(Struct):
-    """What the canonical pass says of given text. Entry `p` is about the token at position `p`, read at position `p - 1`.
+    """Verdict of the canonical pass on given text. Entry `p` is about the token at position `p`, read at position `p - 1`.
 
     Entries that no pass has read, or that were not wanted, are 0: position 0 is, and positions up to the start of the replay.
     """

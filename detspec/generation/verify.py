@@ -28,7 +28,7 @@ from detspec.state import NO_SEQUENCE, Draft, GenState, Verified, Windows
 
 
 class _Answered(NamedTuple):
-    """What passes carry from one to the next."""
+    """Carry of the loop over passes."""
 
     targets: jax.Array  # [B, D+1] int32, for `D` drafted tokens
     logprobs: jax.Array  # [B, D+1] float32

@@ -53,7 +53,7 @@ def compress_sequences(params: Params, cfg: ModelConfig, thoughts: jax.Array) ->
 
 
 def think_sequences(params: Params, cfg: ModelConfig, tapped: jax.Array, thoughts: jax.Array) -> jax.Array:
-    """What the thinker would say at every place of given thoughts, differentiable.
+    """Logits of the thinker at every place of given thoughts, differentiable.
 
     Args:
         tapped: `[X, C, D]`, the stream of each chunk after `out_layer` layers.

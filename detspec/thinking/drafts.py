@@ -30,7 +30,7 @@ def draft_no_thoughts(params: Params, cfg: ModelConfig, state: GenState, schedul
 
 
 class _ReadAhead(NamedTuple):
-    """What the loop over chunks carries."""
+    """Carry of the loop over chunks."""
 
     step: jax.Array  # int32, chunks that were read ahead
     states: jax.Array  # [B, C, D], for the next chunk of each sequence

@@ -54,7 +54,7 @@ class Reading(Struct):
 
 
 def reading_of(state: GenState) -> Reading:
-    """What the sequences of a model that thinks have read."""
+    """Progress of the sequences of a model that thinks through their prompts."""
     return state.riders.of(NAME)
 
 

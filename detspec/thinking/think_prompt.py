@@ -49,7 +49,7 @@ def think_prompt(
 
 
 def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
-    """One canonical pass over the next chunks of the sequences that are reading: verifies their drafts and commits."""
+    """Runs a canonical pass over the next chunks of the sequences that are reading: verifies their drafts and commits."""
     reading = reading_of(state)
     thinking = thinking_of(cfg)
     B = state.committed.shape[0]
@@ -77,7 +77,7 @@ def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: S
     drafted = reading.thoughts[sequence, place]
 
     def wanted(rejected: jax.Array) -> jax.Array:
-        """What follows a wrong draft is void."""
+        """Chunks that follow no wrong draft; the others are void."""
         return chunks.used & (chunks.depth <= _before_rejected(chunks, rejected, B)[sequence])
 
     thoughts = think(params, cfg, tapped, drafted, wanted, numerics=schedule.numerics)
