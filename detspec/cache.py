@@ -45,7 +45,7 @@ Pages = jax.Array | Int8Pages  # the pool of a layer's keys, or of its values
 
 
 def numbers(pages: Pages) -> jax.Array:
-    """What `pages` hold without scales, `[num_pages, K, page, H]` or `[num_pages, K, H, page]`."""
+    """Values of `pages` without their scales, `[num_pages, K, page, H]` or `[num_pages, K, H, page]`."""
     return pages.values if isinstance(pages, Int8Pages) else pages
 
 
@@ -70,7 +70,7 @@ class Pool(NamedTuple):
 
 
 class KVCache(Struct):
-    """What the layers keep of all sequences: for each layer a pytree of pools, and where in them each sequence lies."""
+    """State that the layers keep of all sequences: a pytree of pools for each layer, and a page table that all share."""
 
     pools: tuple[Any, ...]  # L pytrees, `KV` of attention layers
     page_table: jax.Array  # [B, max_pages] int32

@@ -214,7 +214,7 @@ class ModelConfig:
         return tuple(self.kinds[kind] for kind in self.pattern)
 
     def with_layers(self, num_layers: int) -> "ModelConfig":
-        """The same model cut off after its first `num_layers` layers; its pattern goes on from the start if it has fewer."""
+        """Returns the model cut off after `num_layers` layers; if it has fewer, its pattern goes on from the start."""
         pattern = tuple(self.pattern[index % len(self.pattern)] for index in range(num_layers))
         return dataclasses.replace(self, pattern=pattern)
 

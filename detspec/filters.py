@@ -74,7 +74,7 @@ def narrowed(scaled: jax.Array, rows: SamplingArrays, asked: jax.Array) -> jax.A
 
 
 def _floor_of_rank(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
-    """What logits reach that min_p and top_k keep, `[R]`."""
+    """Least logits that min_p and top_k keep, `[R]`."""
     largest = scaled.max(-1)
     by_rank = is_filtered(rows) & (rows.top_k > 0) & (rows.top_k < scaled.shape[1])
 

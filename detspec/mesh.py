@@ -130,7 +130,7 @@ Place = Mesh | SingleDeviceSharding | None
 
 
 def place_of(cfg: ModelConfig, params: Params) -> Place:
-    """Where `params` lie: on a mesh, committed to one device, or None for mere shapes and arrays that jax may move.
+    """Finds where `params` lie: a mesh, a device that they are committed to, or None for shapes and arrays that jax may move.
 
     Raises `InputError` if they lie on several devices in another way than `param_shardings` says.
     """
@@ -151,7 +151,7 @@ def place_of(cfg: ModelConfig, params: Params) -> Place:
 
 
 def places_of(cfg: ModelConfig, params: Params, number: int) -> list[Place]:
-    """Where `number` copies of `params` go: where they are, then on further devices of this process, as many each time.
+    """Places for `number` copies of `params`: their own, then further devices of this process, as many for each copy.
 
     Raises `InputError` if there are too few devices, if several processes share them, or if `number` is no positive integer.
     """
@@ -192,7 +192,7 @@ def _put_array(array: Any, sharding: Any) -> jax.Array:
 
 
 def made(init_fn: Callable[[], Tree], place: Place, specs: Any = COPIES) -> Tree:
-    """What `init_fn` makes, committed like `put` does; on a mesh each chip makes its own part of it."""
+    """Calls `init_fn` and commits its arrays as `put` does; on a mesh each chip makes its own part of them."""
     if isinstance(place, Mesh):
         return jax.jit(init_fn, out_shardings=_shardings(place, specs))()
     return put(init_fn(), place)

@@ -30,7 +30,7 @@ class Spans(Struct):
         return -(-jnp.maximum(self.end - self.start, 0) // window)
 
     def with_first(self, wanted: jax.Array) -> "Spans":
-        """The same in another order: first those where `wanted [B]` bool holds."""
+        """Reorders the spans: first those where `wanted [B]` bool holds."""
         order = those_first(wanted)
         return jax.tree.map(lambda x: x[order], self)
 
@@ -43,7 +43,7 @@ def spans(first: jax.Array, end: jax.Array, schedule: Schedule) -> Spans:
 
 
 def missing(state: GenState, schedule: Schedule) -> Spans:
-    """What live sequences lack in the cache: all committed tokens but the last; nothing while they still think."""
+    """Spans that live sequences lack in the cache: all committed tokens but the last; empty while they still think."""
     length = state.cache.length
     return spans(length, jnp.where(state.catching_up, state.committed - 1, 0), schedule)
 
@@ -67,14 +67,14 @@ def cut(spans: Spans, index: jax.Array, tokens: jax.Array, window: int) -> Windo
 
 
 def reached(spans: Spans, done: jax.Array, window: int) -> jax.Array:
-    """Where each span is after the first `done` windows of all, `[B]` int32; 0 if none of them was its own."""
+    """Position that each span has reached after the first `done` windows of all, `[B]` int32; 0 if none was its own."""
     number = spans.num_windows(window)
     own_done = jnp.clip(done - (jnp.cumsum(number) - number), 0, number)
     return jnp.where(own_done > 0, jnp.minimum(spans.start + own_done * window, spans.end), 0)
 
 
 def limited(spans: Spans, max_passes: jax.Array, schedule: Schedule) -> Spans:
-    """What the first `max_passes` passes over `spans` read."""
+    """Cuts `spans` down to the positions that their first `max_passes` passes read."""
     done = jnp.minimum(num_passes(spans, schedule), max_passes) * schedule.budget.groups
     return spans.replace(end=jnp.maximum(spans.start, reached(spans, done, schedule.budget.window)))
 

@@ -1,4 +1,4 @@
-"""What decides the bits of a canonical pass, and what decides its speed alone: the central claim as types.
+"""Settings of a canonical pass, parted into those that decide its bits and those that decide its speed alone.
 
 Schedule
   numerics   Numerics   the order of all floating-point operations: bits
@@ -62,7 +62,7 @@ class Numerics:
                 raise InputError(f"Numerics.{field} must be one of {accepted}, got {getattr(self, field)!r}")
 
     def for_weights(self, dtype: str) -> "Numerics":
-        """These, but XLA's products where weights of `dtype` have no pinned ones: float32 on a GPU."""
+        """Numerics for weights of `dtype`: XLA's products where there are no pinned ones, as for float32 on a GPU."""
         lacks = self.linear == "pinned" and self.implementation == "pallas_gpu" and dtype not in HALF_DTYPES
         return dataclasses.replace(self, linear="xla") if lacks else self
 
@@ -130,11 +130,11 @@ class Schedule:
     fast_path: FastPath = FastPath()  # how ordinary decoding and drafts read the cache: speed alone
 
     def with_budget(self, rows: int, window: int) -> "Schedule":
-        """The same schedule with a budget of `rows` cut into windows of `window`."""
+        """Returns this schedule with a budget of `rows` cut into windows of `window`."""
         return dataclasses.replace(self, budget=Budget(rows, window))
 
     def with_numerics(self, **changes: Any) -> "Schedule":
-        """The same schedule with some fields of `Numerics` changed: `schedule.with_numerics(linear="pinned")`."""
+        """Returns this schedule with some fields of `Numerics` changed: `schedule.with_numerics(linear="pinned")`."""
         return dataclasses.replace(self, numerics=dataclasses.replace(self.numerics, **changes))
 
     def fast(self, batch: int) -> "Schedule":
@@ -154,7 +154,7 @@ class Schedule:
         return fast.with_budget(batch, 1)
 
     def bits(self) -> dict[str, Any]:
-        """What committed bits depend on, for digests: numerics, the anchor's rows, and the window where windows are aligned."""
+        """Settings that committed bits depend on, for digests: numerics, the anchor's rows, and the window if it aligns."""
         window = {"window": self.budget.window} if self.numerics.alignment == "window" else {}
         return {**dataclasses.asdict(self.numerics), "rows": self.budget.rows, **window}
 

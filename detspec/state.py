@@ -1,4 +1,4 @@
-"""What a generator carries: windows of a pass, drafts, verdicts, and the state between steps."""
+"""State of a generator: windows of a pass, drafts, verdicts, and the sequences between steps."""
 
 from typing import Any, NamedTuple
 
@@ -131,7 +131,7 @@ class SamplingArrays(Struct):
 
 
 class DraftState(Struct):
-    """What a draft source keeps between steps: for example the cache of a draft model."""
+    """State of a draft source between steps: for example the cache of a draft model."""
 
     sequences: Any = ()  # leaves [B, ...], gathered and put back together with their sequences
     shared: Any = ()  # passed along whole: page pools
@@ -166,15 +166,15 @@ class GenState(Struct):
 
     @property
     def counters(self) -> Counters:
-        """What speculation did for each sequence."""
+        """Counts of speculation for each sequence."""
         return self.riders.of("counters")
 
     def having(self, **states: Any) -> "GenState":
-        """The same with other states of some riders, by their names."""
+        """Returns this state with other states of some riders, by their names."""
         return self.replace(riders=self.riders.having(**states))
 
     def with_processing(self, processing: bool) -> "GenState":
-        """The same for programs with or without what works on logits, see `Riders`."""
+        """Returns this state for programs with or without logits processing, see `Riders`."""
         return self.replace(riders=self.riders.replace(processing=processing))
 
     @property
@@ -189,7 +189,7 @@ class GenState(Struct):
         return self.live if unread is None else self.live & ~unread
 
     def inject(self, windows: Windows) -> Injected | None:
-        """What a rider adds to the stream of `windows`: values `[G, W, D]`; None if there is no such rider."""
+        """Values `[G, W, D]` that a rider adds to the stream of `windows`; None if there is no such rider."""
         return self.riders.inject(windows)
 
 
@@ -213,7 +213,7 @@ class Draft(Struct):
 
 
 class Verified(Struct):
-    """What the canonical pass says of each sequence: its own choice after the last committed token, and after each draft."""
+    """Verdict of the canonical pass on each sequence: its own choice after the last committed token, and after each draft."""
 
     targets: jax.Array  # [B, D+1] int32; 0 after drafts that were not read
     logprobs: jax.Array  # [B, D+1] float32, log-probability of each target, raw or processed as its request asks

@@ -23,7 +23,7 @@ class TokenTexts:
         self.text_of = functools.lru_cache(maxsize=CACHED)(self._text_of)
 
     def _text_of(self, token: int, begins: bool = False) -> str:
-        r"""Its text; for bytes that are no whole characters `bytes:\xe2\x80`, so that no two such tokens look the same."""
+        r"""Text of a token; for bytes that are no whole characters `bytes:\xe2\x80`, so that no two of them look the same."""
         raw = self.bytes_of(token, begins)
         try:
             return raw.decode()
