@@ -124,6 +124,6 @@ def test_rows_computed_stay_while_rows_copied_follow_the_window(W, expected):
     q = jax.ShapeDtypeStruct((2, W, 32, 128), jnp.bfloat16)
     pages = jax.ShapeDtypeStruct((4, 8, 128, 128), jnp.bfloat16)
     numerics = Numerics(page=128, implementation="pallas_gpu", cache_dtype="bfloat16")
-    assert pallas_gpu.tile_shape(q, pages, numerics) == expected
+    assert pallas_gpu.cta_shape(q, pages, numerics) == expected
     rest = 64 * (128 * 2 + 128 * 2 + 64 * 4) + 5 * 1024
     assert pallas_gpu.smem_bytes(q, pages, numerics) == rest + 5 * 32 * 1024

@@ -51,16 +51,16 @@ DTYPES = (jnp.bfloat16, jnp.float16)
 LOG2E = math.log2(math.e)
 
 
-class TileShape(NamedTuple):
-    """Sizes of one CTA."""
+class CtaShape(NamedTuple):
+    """Sizes of a CTA."""
 
     warpgroups: int  # compute warpgroups of ROWS rows each
     used_rows: int  # rows of each warpgroup that a window can fill
     num_slots: int  # slots of the ring
 
 
-class Work(NamedTuple):
-    """Pages of one split of a tile."""
+class SplitWork(NamedTuple):
+    """Pages and steps of a split of a tile."""
 
     first_page: jax.Array
     last_page: jax.Array  # last page of the whole tile; -1 without a position
@@ -84,7 +84,7 @@ def paged_attention(
     K, page = v_pages.shape[1:3]
     Q = N // K
     splits = numerics.num_splits
-    shape = tile_shape(q, v_pages, numerics)
+    shape = cta_shape(q, v_pages, numerics)
     width = min(W, numerics.query_tile)  # positions of a tile that a window can fill
     tiles = -(-W // numerics.query_tile)
     X = G * tiles
@@ -184,13 +184,13 @@ def check(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> None:
         )
 
 
-def tile_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> TileShape:
+def cta_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> CtaShape:
     """The sizes of a CTA for `q [G, W, N, H]` and `v_pages [num_pages, K, page, H]`: as many slots as fit."""
     W = q.shape[1]
     Q = q.shape[2] // v_pages.shape[1]
     fixed, slot = _smem_parts(v_pages, numerics, Q)
     used = min(ROWS, min(W, numerics.query_tile) * Q)
-    return TileShape(
+    return CtaShape(
         warpgroups=_warpgroups(numerics, Q),
         used_rows=-(-used // COPY_ROWS) * COPY_ROWS,
         num_slots=min(max((SMEM_BYTES - fixed) // slot, MIN_SLOTS), MAX_SLOTS),
@@ -200,7 +200,7 @@ def tile_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> TileShap
 def smem_bytes(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> int:
     """Bytes of shared memory that a CTA holds: the ring, queries, probabilities, results being copied out, and scratch."""
     fixed, slot = _smem_parts(v_pages, numerics, q.shape[2] // v_pages.shape[1])
-    return fixed + tile_shape(q, v_pages, numerics).num_slots * slot
+    return fixed + cta_shape(q, v_pages, numerics).num_slots * slot
 
 
 def _warpgroups(numerics: Numerics, Q: int) -> int:
@@ -216,8 +216,10 @@ def _smem_parts(v_pages: jax.Array, numerics: Numerics, Q: int) -> tuple[int, in
     return _warpgroups(numerics, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
 
 
-def _work_of(first: jax.Array, last: jax.Array, split: jax.Array, *, page: int, scores: Scores, numerics: Numerics) -> Work:
-    """The work of split number `split` of a tile of positions `first` to `last`; all int32, scalars or arrays."""
+def _work_of(
+    first: jax.Array, last: jax.Array, split: jax.Array, *, page: int, scores: Scores, numerics: Numerics
+) -> SplitWork:
+    """Pages of split number `split` of a tile of positions `first` to `last`; all int32, scalars or arrays."""
     block_pages = numerics.block_pages
     last_page = jax.lax.div(last + page, page) - 1
     first_page = jnp.zeros_like(first)
@@ -228,10 +230,10 @@ def _work_of(first: jax.Array, last: jax.Array, split: jax.Array, *, page: int, 
         per_split = jax.lax.div(num_steps + numerics.num_splits - 1, numerics.num_splits)
         first_page = first_page + split * per_split * block_pages
         num_steps = jnp.clip(num_steps - split * per_split, 0, per_split)
-    return Work(first_page, last_page, num_steps)
+    return SplitWork(first_page, last_page, num_steps)
 
 
-def _attend_tile(work: Work, refs: tuple[Any, ...], *scratch_refs: Any, scores: Scores, numerics: Numerics) -> None:
+def _attend_tile(work: SplitWork, refs: tuple[Any, ...], *scratch_refs: Any, scores: Scores, numerics: Numerics) -> None:
     """Runs a warpgroup of a CTA: the last one fetches the pages that the others compute with.
 
     `refs` are those of queries `[X, K, used, H]`, keys and values `[num_pages, K, page, H]`, page tables `[G, max_pages]`,

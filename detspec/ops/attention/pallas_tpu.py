@@ -54,7 +54,7 @@ FIRST_BLOCK, NUM_STEPS, FIRST_POSITION, LAST_POSITION, TILE, NUM_FACTS = range(6
 
 
 class TileShape(NamedTuple):
-    """Sizes of one program."""
+    """Sizes of a program."""
 
     rows: int  # M of the products, per KV head
     used_rows: int  # number of these rows that a window can fill
