@@ -39,7 +39,7 @@ BAD_REQUEST = 400
 
 
 class BatchReader:
-    """A reader of OpenAI's lines, see `lines.Reader`: requests of a body, and a line of output when all samples are there."""
+    """The format of OpenAI's lines: requests of a body, and a line of output when all samples are there."""
 
     def __init__(
         self, engine: Engine, spec: JobSpec, repeated: Mapping[int, str], fingerprint: Mapping[str, Any] | None = None

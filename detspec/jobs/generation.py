@@ -16,7 +16,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.loop import drive
 from detspec.engine.policy import Needs
 from detspec.engine.request import GIVEN, Request, Update
-from detspec.jobs.lines import CheckedLine, Output, Reader
+from detspec.jobs.lines import CheckedLine, LineFormat, Output
 from detspec.progress import Progress
 from detspec.riders.counters import Stats
 
@@ -94,7 +94,7 @@ class Workload:
     """
 
     lines: Iterator[CheckedLine | None]
-    reader: Reader
+    reader: LineFormat
     num_completions: int
     needs: Needs
     is_over: Callable[[], bool] = lambda: False

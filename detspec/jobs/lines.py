@@ -15,6 +15,7 @@ from detspec.engine.intake import request_of
 from detspec.engine.request import Completion, Request, Thought
 from detspec.errors import InputError
 from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec
+from detspec.openai.prompts import MAX_CHARS_PER_TOKEN
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 
@@ -22,7 +23,6 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 LINE_KEYS = ("id", *PROMPT_KEYS, "chat_template_kwargs", "sampling", "metadata")
 SAMPLING_KEYS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 MAX_METADATA_BYTES = 64 << 10  # as JSON; each sample's line of output repeats it
-MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be split into tokens for minutes
 LOGPROB_KEYS = ("top_logprobs", "prompt_logprobs", "prompt_top_logprobs")
 
 
@@ -60,7 +60,7 @@ class Output:
     line: bytes
 
 
-class Reader(Protocol):
+class LineFormat(Protocol):
     """A format of lines: turns lines into requests, and completions into lines of output."""
 
     def id_of(self, raw: bytes) -> str:
@@ -81,7 +81,7 @@ def pass_over(id: str) -> None:
 
 
 class LineReader:
-    """A reader of our own lines: one request each, and a line of output for each of its samples."""
+    """The format of our own lines: one request each, and a line of output for each of its samples."""
 
     def __init__(self, engine: Engine, spec: JobSpec, repeated: Mapping[int, str]) -> None:
         """`repeated` are errors for lines whose id was used before, by number."""
@@ -91,11 +91,11 @@ class LineReader:
         self._repeated = repeated
 
     def id_of(self, raw: bytes) -> str:
-        """See `Reader`."""
+        """See `LineFormat`."""
         return str(parse_line(raw)["id"])
 
     def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> CheckedLine:
-        """See `Reader`; `facts` are the metadata of the line."""
+        """See `LineFormat`; `facts` are the metadata of the line."""
         line = parse_line(raw)
         note_id(line["id"])
         if number in self._repeated:
@@ -104,7 +104,7 @@ class LineReader:
         return CheckedLine(number, (request,), request.sampling.n, line.get("metadata"))
 
     def outputs(self, asked: CheckedLine, completions: Sequence[Completion]) -> Sequence[Output]:
-        """See `Reader`."""
+        """See `LineFormat`."""
         last = completions[-1]
         line = completion_line(last, asked.requests[0].sampling.n, asked.facts)
         return (Output(last.index, len(last.token_ids), last.finish_reason, line),)

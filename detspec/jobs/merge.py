@@ -16,7 +16,7 @@ from detspec.errors import InputError
 from detspec.jobs.chunk_folder import chunk_folder, host_of
 from detspec.jobs.chunks import ChunkedLines, load
 from detspec.jobs.files import find_shards, journal_path, shard_path, sibling
-from detspec.jobs.journal import line_of, read_journal, sound_lines
+from detspec.jobs.journal import NOWHERE, line_of, read_journal, sound_lines
 from detspec.jobs.lines import Output
 from detspec.jobs.manifest import differences, header_of, read_manifest
 from detspec.jobs.output import MOST_NAMED, add_starts, check_free, counts_of, line_id, put_together, sums
@@ -26,7 +26,6 @@ from detspec.read_json import parse_json, read_json_object
 
 PROMPT_COUNTS = ("num_requests", "num_rejected")
 OUTPUT_COUNTS = ("bytes", "num_failed")
-NOWHERE = -1
 MOST_OPEN = 64  # journals
 
 

@@ -29,7 +29,6 @@ from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
-NOWHERE = -1
 RECORD_KEYS = ("id", "token_ids", "text", "logprobs", "finish_reason", "prompt_len", "digest")
 
 
@@ -235,7 +234,7 @@ class PromptsById:
         self._place: dict[str, Mark] = {}
         self._last: tuple[Request, dict[str, Any] | None] | None = None
         self._following: Iterator[tuple[Mark, bytes]] = iter(())  # lines after the last that was read
-        self._number = NOWHERE  # of the next one
+        self._number: int | None = None  # of the next line; None before the first
         if self.file.sha256 != origin.sha256:
             self.__exit__()
             raise InputError(f"{path} has SHA-256 {self.file.sha256}, but the job read prompts of SHA-256 {origin.sha256}")

@@ -27,7 +27,7 @@ from detspec.engine.policy import Needs
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import KEY as BATCH_KEY
 from detspec.jobs.batch_lines import BatchReader
-from detspec.jobs.lines import CheckedLine, LineReader, Reader, reject_line
+from detspec.jobs.lines import CheckedLine, LineFormat, LineReader, reject_line
 from detspec.jobs.prompts import MAX_LINE_BYTES, UNSHARDED, JobSpec, PromptLines
 from detspec.read_json import parse_json
 
@@ -111,7 +111,7 @@ class JobLines:
     """
 
     found: Scan
-    reader: Reader
+    reader: LineFormat
     asked: Spool
     rejects: Spool
 
@@ -147,7 +147,7 @@ def read_lines(engine: Engine, spec: JobSpec, folder: Path | None = None, *, kee
         yield JobLines(found, reader, asked, rejects)
 
 
-def make_reader(engine: Engine, spec: JobSpec, repeated: Mapping[int, str]) -> Reader:
+def make_reader(engine: Engine, spec: JobSpec, repeated: Mapping[int, str]) -> LineFormat:
     """The reader of the job's lines; `repeated` are errors for those whose id was used before."""
     return (BatchReader if spec.is_openai else LineReader)(engine, spec, repeated)
 
@@ -179,7 +179,7 @@ def hash_id(id: str) -> int:
 
 
 def _check_lines(
-    reader: Reader, spec: JobSpec, keep: Callable[[CheckedLine], object], reject: Callable[[bytes], object]
+    reader: LineFormat, spec: JobSpec, keep: Callable[[CheckedLine], object], reject: Callable[[bytes], object]
 ) -> tuple[Scan, "array[int]"]:
     """Reads all lines, and hands over the sound and the malformed ones of the shard; returns counts, and hashes of all ids."""
     prompts = spec.prompts
@@ -227,7 +227,7 @@ def _check_lines(
     return Scan(num_lines, first, counts, *totals, needs, {}, num_bad), hashes
 
 
-def _find_repeated(reader: Reader, spec: JobSpec, suspects: set[int]) -> dict[int, str]:
+def _find_repeated(reader: LineFormat, spec: JobSpec, suspects: set[int]) -> dict[int, str]:
     """Errors for lines whose id was used before, by number. Raises the first one if a malformed line ends the job.
 
     Two ids may share a hash, so ids with a hash in `suspects` are compared themselves.
