@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 
+from detspec.checkpoint.added_tokens import CONFIG_FILE
 from detspec.checkpoint.conversation import (
     NO_TIME,
     Message,
@@ -39,7 +40,6 @@ from detspec.errors import InputError
 from detspec.read_json import read_bounded, read_json_object
 
 TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
 DEFAULT_NAME = "default"
 TOOLS_NAME = "tool_use"  # of the template for conversations with tools
 MAX_TEMPLATES = 64

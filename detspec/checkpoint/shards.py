@@ -33,7 +33,7 @@ PIECE_BYTES = 1 << 20
 ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
 
 Job = TypeVar("Job")
-Result = TypeVar("Result")
+Done = TypeVar("Done")
 
 
 class Tensor(NamedTuple):
@@ -72,9 +72,9 @@ def read_arrays(folder: Path, sources: list[Source]) -> Iterator[tuple[jax.Array
             yield _assemble(source.like, shards), list(infinite)
 
 
-def _in_order(pool: ThreadPoolExecutor, fn: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+def _in_order(pool: ThreadPoolExecutor, fn: Callable[[Job], Done], jobs: Iterable[Job]) -> Iterator[Done]:
     """`fn` of each job in the order of `jobs`; unlike with `pool.map`, results that are not yet taken do not pile up."""
-    begun: deque[Future[Result]] = deque()
+    begun: deque[Future[Done]] = deque()
     for job in jobs:
         begun.append(pool.submit(fn, job))
         if len(begun) > READERS:
