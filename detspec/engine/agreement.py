@@ -43,7 +43,7 @@ MESSAGE = np.dtype(
         ("aborted", "V16", MOST_ABORTED),  # digests of ids
     ]
 )
-Exchange = Callable[[bytes], list[bytes]]  # as `detspec.distributed.exchange`
+ExchangeFn = Callable[[bytes], list[bytes]]  # as `detspec.distributed.exchange`
 
 
 class Alone:
@@ -109,7 +109,7 @@ class Processes:
     `watchdog` is told what is expected; None ends no process.
     """
 
-    def __init__(self, index: int, exchange_fn: Exchange, watchdog: Watchdog | None = None) -> None:
+    def __init__(self, index: int, exchange_fn: ExchangeFn, watchdog: Watchdog | None = None) -> None:
         self.is_first = index == 0
         self._exchange = exchange_fn
         self._watchdog = watchdog

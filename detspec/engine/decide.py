@@ -7,8 +7,9 @@ from functools import partial
 from typing import NamedTuple
 
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import NEVER, Plan
+from detspec.engine.policy import Plan
 from detspec.engine.step_times import Acceptance, StepTimes
+from detspec.generation.loop import NEVER
 from detspec.schedule import Budget
 
 MAX_ROUNDS = 8

@@ -30,8 +30,8 @@ from detspec.engine.programs import (
     Placement,
     ReadWork,
     Report,
+    StepParams,
     Texts,
-    Weights,
     copy_pages,
     read_sequences,
     run_segment,
@@ -312,7 +312,7 @@ class Device:
     def _step(self, plan: Plan, placement: Placement, limits: Limits, wide_cost: float | None = None) -> ProgramCall:
         state = self.state if plan.ordinary else self.state.replace(draft=self.draft_state(plan.draft))
         cost = self.wide_costs.get(plan, 1.0) if wide_cost is None else wide_cost  # until it is timed: rows are free
-        weights = Weights(self.model.params, () if plan.ordinary else self._draft_params(plan.draft))
+        weights = StepParams(self.model.params, () if plan.ordinary else self._draft_params(plan.draft))
         args = (weights, state, placement, Limits(*map(np.int32, limits)), np.float32(cost))
         return ProgramCall(run_segment, self.model.cfg, args, {"decoding": self._decoding(plan)}, (STATE, COPIES))
 

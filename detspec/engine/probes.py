@@ -13,9 +13,9 @@ import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
 from detspec.engine.device import Device
-from detspec.engine.policy import NEVER, Plan
+from detspec.engine.policy import Plan
 from detspec.engine.programs import Placement, Report
-from detspec.generation.loop import Limits
+from detspec.generation.loop import NEVER, Limits
 from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule

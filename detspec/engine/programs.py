@@ -14,7 +14,7 @@ import numpy as np
 from detspec.cache import Pool, map_pools
 from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
-from detspec.generation.insert import Requests, put_requests
+from detspec.generation.insert import Array, Requests, put_requests
 from detspec.generation.loop import Limits, dvr_step, ordinary_step, run
 from detspec.generation.prefill import fill, read_by_riders
 from detspec.generation.score import Asked, Replayed, read
@@ -26,8 +26,6 @@ from detspec.passes import limited, missing, spans
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState
 from detspec.struct import Struct
-
-Array = jax.Array | np.ndarray
 
 
 class Placement(NamedTuple):
@@ -43,7 +41,7 @@ class Placement(NamedTuple):
         return self._replace(chosen=np.zeros(0, np.int32))
 
 
-class Weights(NamedTuple):
+class StepParams(NamedTuple):
     """The parameters of a step: the model's, and those of its draft source."""
 
     params: Params
@@ -153,7 +151,7 @@ def _canonical(named: Mapping[str, Any]) -> Numerics | None:
 
 @partial(Jitted, numerics_of=_canonical, static_argnames=("cfg", "decoding"), donate_argnames=("state",))
 def run_segment(
-    weights: Weights,
+    weights: StepParams,
     cfg: ModelConfig,
     state: GenState,
     placement: Placement,

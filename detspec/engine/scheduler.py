@@ -22,8 +22,8 @@ import numpy as np
 from detspec.cache import SCRATCH_PAGE
 from detspec.engine.decide import Load
 from detspec.engine.pages import PagePool, partial_key, prefix_keys
-from detspec.engine.policy import NEVER
 from detspec.engine.sequence import SequenceState
+from detspec.generation.loop import NEVER
 
 AloneFn = Callable[[SequenceState], contextlib.AbstractContextManager[object]]
 

@@ -8,7 +8,6 @@ import pytest
 from detspec.engine.decide import MAX_ROUNDS, Costs, Load, Segment, choose, empty_windows, plan_segment, segment_length
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import (
-    NEVER,
     Drafting,
     Needs,
     Plan,
@@ -20,6 +19,7 @@ from detspec.engine.policy import (
     pow2_ceil,
     worth_making,
 )
+from detspec.generation.loop import NEVER
 from detspec.schedule import Budget, Numerics, Schedule
 
 NONE = Drafting()
