@@ -36,8 +36,8 @@ SAMPLING = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)
 NUM_SEQUENCES = 4  # the text under examination and three neighbours
 
 T = TypeVar("T")
-Variants = Sequence[tuple[str, Callable[[], T]]]  # by name
-Axis = tuple[str, str, Variants[T]]  # its name, what varies, and the variants
+NamedCalls = Sequence[tuple[str, Callable[[], T]]]  # by name
+Axis = tuple[str, str, NamedCalls[T]]  # its name, what varies, and the variants
 SayFn = Callable[[str], None]  # told what comes next
 
 

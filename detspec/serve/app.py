@@ -23,7 +23,7 @@ from detspec.openai.responses import answer_body, error_body
 from detspec.serve.calls import CallFailed, ClientLeft, EngineStopped, HttpCall, QueueFull
 from detspec.serve.control import control_routes
 from detspec.serve.http import answer, error, read_json
-from detspec.serve.service import Parser, Service
+from detspec.serve.service import ParseFn, Service
 from detspec.serve.streams import event, events
 from detspec.serve.token_ids import ids_body, parse_ids
 from detspec.serve.tokens import token_routes
@@ -68,7 +68,7 @@ def make_app(service: Service) -> Starlette:
     return app
 
 
-async def generated(service: Service, parser: Parser, request: Request) -> Response:
+async def generated(service: Service, parser: ParseFn, request: Request) -> Response:
     """The answer to a call whose body `parser` reads, whole or as a stream."""
     parsed = await service.parse(parser, *await read_json(request, service.options.max_body_bytes))
     call = service.begin(parsed)

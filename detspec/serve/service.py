@@ -28,7 +28,7 @@ from detspec.serve.metrics import Metrics
 LOOK_S = 0.1  # between two looks whether the server is leaving
 ABORT_S = 5.0  # for samples that are aborted to be answered; they may wait for a program that is being compiled
 IN_FLIGHT = "requests are in flight: POST /pause?mode=abort or mode=wait first"
-Parser = Callable[..., Parsed]
+ParseFn = Callable[..., Parsed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Service:
         if name != self.options.name:
             raise BodyError(f"the model {name!r} is not served here, but {self.options.name!r}", "model", "model_not_found")
 
-    async def parse(self, parser: Parser, body: Any, num_bytes: int) -> Parsed:
+    async def parse(self, parser: ParseFn, body: Any, num_bytes: int) -> Parsed:
         """A body of so many bytes, checked by `parser` and with its seed; `BodyError` if it is refused."""
         max_len = self.engine.config.max_len
         parsed = await off_loop(num_bytes, lambda: parser(body, self.model, max_len=max_len))

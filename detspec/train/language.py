@@ -22,7 +22,7 @@ from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
 from detspec.train.data_parallel import Slice, cut
 from detspec.train.experiment import Experiment, Result, require_seed, settings_of
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.step import Metrics
+from detspec.train.step import StepMetrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class LanguageConfig:
         documents = encode_documents(tokenizer, corpus.train)
         heldout = encode_documents(tokenizer, corpus.heldout)
 
-        def loss_fn(params: Params, part: Slice) -> tuple[jax.Array, Metrics]:
+        def loss_fn(params: Params, part: Slice) -> tuple[jax.Array, StepMetrics]:
             return token_losses(params, self.model, part.rows).sum() / part.counts, {}
 
         def tokens_at(step: int) -> int:

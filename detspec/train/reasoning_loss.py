@@ -18,7 +18,7 @@ from detspec.model.transformer import forward_sequences
 from detspec.state import NO_TOKEN
 from detspec.thinking.taught import forward_taught
 from detspec.train.problems.chunks import Batch
-from detspec.train.step import Mean, Metrics
+from detspec.train.step import Mean, StepMetrics
 
 
 class Counts(NamedTuple):
@@ -34,7 +34,9 @@ def count(batch: Batch) -> Counts:
     return Counts(batch.weights.sum().clip(1.0), there.sum(dtype=np.float32).clip(1.0))
 
 
-def reasoning_loss(params: Params, cfg: ModelConfig, batch: Batch, counts: Counts | None = None) -> tuple[jax.Array, Metrics]:
+def reasoning_loss(
+    params: Params, cfg: ModelConfig, batch: Batch, counts: Counts | None = None
+) -> tuple[jax.Array, StepMetrics]:
     """The loss, `L_LM + L_T` for a model that thinks and `L_LM` for others, and teacher-forced accuracies.
 
     If `batch` is a slice, `counts` are those of the whole batch, and the loss is the slice's share in that of the batch.

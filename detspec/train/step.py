@@ -20,8 +20,8 @@ class Mean(NamedTuple):
     number: jax.Array  # of what is added up in `total`
 
 
-Metrics = dict[str, jax.Array | Mean]
-LossFn = Callable[[Params, Any], tuple[jax.Array, Metrics]]
+StepMetrics = dict[str, jax.Array | Mean]
+LossFn = Callable[[Params, Any], tuple[jax.Array, StepMetrics]]
 
 
 class TrainState(Struct):
@@ -55,7 +55,7 @@ def make_train_step(
 
     @partial(jax.jit, donate_argnums=0)
     def update(
-        state: TrainState, gradient: tuple[tuple[jax.Array, Metrics], Params]
+        state: TrainState, gradient: tuple[tuple[jax.Array, StepMetrics], Params]
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         (loss, metrics), grads = gradient
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -70,7 +70,7 @@ def make_train_step(
     return train_step
 
 
-def divided(metrics: Metrics) -> dict[str, jax.Array]:
+def divided(metrics: StepMetrics) -> dict[str, jax.Array]:
     """`metrics` as numbers; the mean of nothing is 0."""
     return {
         name: value.total / jnp.maximum(value.number, 1.0) if isinstance(value, Mean) else value

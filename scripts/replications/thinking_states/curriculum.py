@@ -38,7 +38,7 @@ from detspec.train.problems.problem import Problem
 from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.problems.words import FILLER_ID
 from detspec.train.reasoning import ReasoningConfig, export
-from detspec.train.step import Mean, Metrics, divided
+from detspec.train.step import Mean, StepMetrics, divided
 from scripts.replications.thinking_states.coconut import LatentRows, forward_latent
 
 EVAL_ROWS = 32  # read together in the final evaluation
@@ -190,7 +190,7 @@ def _count(batch: LatentBatch) -> np.ndarray:
     return batch.weights.sum(dtype=np.float32)
 
 
-def _loss(params: Params, cfg: ModelConfig, batch: LatentBatch, count: jax.Array) -> tuple[jax.Array, Metrics]:
+def _loss(params: Params, cfg: ModelConfig, batch: LatentBatch, count: jax.Array) -> tuple[jax.Array, StepMetrics]:
     """Cross entropy of what follows the latents, over `count` tokens, and the share of rows without a wrong token."""
     logits = forward_latent(params, cfg, batch.rows)[:, :-1]
     targets = jnp.asarray(batch.rows.rest)[:, 1:]
@@ -201,6 +201,6 @@ def _loss(params: Params, cfg: ModelConfig, batch: LatentBatch, count: jax.Array
 
 
 @partial(jax.jit, static_argnums=1)
-def latent_loss(params: Params, cfg: ModelConfig, batch: LatentBatch) -> tuple[jax.Array, Metrics]:
+def latent_loss(params: Params, cfg: ModelConfig, batch: LatentBatch) -> tuple[jax.Array, StepMetrics]:
     """The loss of a whole batch. A row is right exactly if generating it greedily, token by token, would give it."""
     return _loss(params, cfg, batch, jnp.asarray(batch.weights).sum())

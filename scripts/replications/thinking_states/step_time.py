@@ -17,12 +17,12 @@ from detspec.thinking.blocks import thinking_of
 from detspec.train.optimizer import OptimizerConfig, make_optimizer
 from detspec.train.problems.chunks import Batch
 from detspec.train.reasoning_loss import reasoning_loss
-from detspec.train.step import Metrics, init_state, make_train_step
+from detspec.train.step import StepMetrics, init_state, make_train_step
 from scripts.replications.thinking_states.unrolled import forward_unrolled
 from scripts.replications.turns import Prepare, time_by_turns
 
 # (params, cfg, batch) -> loss and metrics
-Loss = Callable[[Params, ModelConfig, Batch], tuple[jax.Array, Metrics]]
+Loss = Callable[[Params, ModelConfig, Batch], tuple[jax.Array, StepMetrics]]
 
 
 def step_times(
@@ -74,7 +74,7 @@ def cut_in(cfg: ModelConfig, length: int, thought_tokens: int, num_chunks: int) 
     return dataclasses.replace(cfg, thinking=share)
 
 
-def unrolled_loss(params: Params, cfg: ModelConfig, batch: Batch) -> tuple[jax.Array, Metrics]:
+def unrolled_loss(params: Params, cfg: ModelConfig, batch: Batch) -> tuple[jax.Array, StepMetrics]:
     """Cross entropy of the next tokens, through time; thoughts are not used."""
     tokens, targets, weights = map(jnp.asarray, (batch.tokens[:, :-1], batch.tokens[:, 1:], batch.weights))
     losses = optax.softmax_cross_entropy_with_integer_labels(forward_unrolled(params, cfg, tokens), targets)
