@@ -51,7 +51,7 @@ import numpy as np
 
 import detspec as ds
 from detspec.state import NO_TOKEN
-from detspec.thinking.taught import forward_taught
+from detspec.thinking.blocks import forward_taught
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.tasks import Parity
 from detspec.train.reasoning import ReasoningConfig

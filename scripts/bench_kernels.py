@@ -26,9 +26,8 @@ from detspec.doctor.doctor import run_doctor
 from detspec.environment import default_schedule, fingerprint
 from detspec.generation.init import init_state
 from detspec.model.dense import dense_config, with_fields
-from detspec.model.params import Params
+from detspec.model.params import Params, pass_work
 from detspec.model.transformer import forward
-from detspec.model.work import pass_work
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import linear_fn

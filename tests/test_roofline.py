@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from detspec.model.dense import dense_config, with_fields
-from detspec.model.work import pass_work
+from detspec.model.params import pass_work
 from detspec.roofline import Work
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.targets import target

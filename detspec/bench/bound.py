@@ -12,7 +12,7 @@ import numpy as np
 
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
-from detspec.model.work import pass_work
+from detspec.model.params import pass_work
 from detspec.native.library import multiply_adds_of_instruction, target
 
 CPU_BYTES = 512 << 20  # read to measure bandwidth: more than caches hold

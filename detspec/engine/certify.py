@@ -19,8 +19,8 @@ from detspec.engine.device import PLAIN, Device, GivenText
 from detspec.engine.policy import Plan, large_passes
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
 from detspec.engine.programs import Report
-from detspec.riders.asked import reader_of
 from detspec.riders.counters import COUNTED
+from detspec.riders.riding import reader_of
 from detspec.schedule import Schedule
 
 ORDINARY = "ordinary"

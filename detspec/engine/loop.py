@@ -22,8 +22,8 @@ from detspec.engine.replica import Replica, Traffic
 from detspec.engine.request import Request, Update
 from detspec.engine.sequence import NOT_OF_ONE, SequenceState, update_of
 from detspec.errors import InputError
-from detspec.riders.asked import brought
 from detspec.riders.counters import Stats
+from detspec.riders.riding import brought
 
 ROUNDS = 2
 IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight

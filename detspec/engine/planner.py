@@ -20,7 +20,7 @@ from detspec.engine.device import Device
 from detspec.engine.policy import Drafting, Needs, Plan, allowed_drafts, canonical_plans, needed_batches, ordinary_plan
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.errors import DivergenceError, InputError
-from detspec.riders.asked import reader_of
+from detspec.riders.riding import reader_of
 
 LOG = logging.getLogger("detspec")
 WORTH_DRAFTING = 0.8  # one of several drafts is tried if it costs less than this share of the canonical steps it may save

@@ -14,11 +14,10 @@ import numpy as np
 from detspec.cache import Pool, map_pools
 from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
-from detspec.generation.insert import Array, Requests, put_requests
+from detspec.generation.insert import Array, Requests, put_requests, put_sequences, take_sequences
 from detspec.generation.loop import Limits, dvr_step, ordinary_step, run
 from detspec.generation.prefill import fill, read_by_riders
 from detspec.generation.score import Asked, Replayed, read
-from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.held import Jitted
 from detspec.model.params import Params
 from detspec.ops.attention.api import copy_fn

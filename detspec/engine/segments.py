@@ -18,9 +18,9 @@ from detspec.engine.sequence import SequenceState, asked_from, wants_replay
 from detspec.engine.step_times import Acceptance, Observe
 from detspec.generation import score
 from detspec.generation.loop import NEVER, Limits
-from detspec.riders.asked import reader_of
 from detspec.riders.counters import Stats
 from detspec.riders.rider import Entry
+from detspec.riders.riding import reader_of
 from detspec.schedule import Schedule
 
 CHECKED_EVERY = 256  # so many reports: then the copies on all chips are compared

@@ -27,8 +27,8 @@ from detspec.engine.request import (
 )
 from detspec.engine.text import GrowingText, text_of
 from detspec.errors import DivergenceError, shortened
-from detspec.riders.asked import NOTHING_BROUGHT, Brought
 from detspec.riders.counters import Stats
+from detspec.riders.riding import NOTHING_BROUGHT, Brought
 from detspec.state import STOP
 
 LOG = logging.getLogger("detspec")

@@ -1,4 +1,4 @@
-"""The parameters of a model: shapes, random values, counts and checks, all from the declared weights."""
+"""The parameters of a model: shapes, random values, counts, checks and work of a pass, all from what is declared."""
 
 import dataclasses
 import math
@@ -11,6 +11,8 @@ from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.weights import Weight, weights
 from detspec.ops.linear.int8 import QTensor, quantize
+from detspec.roofline import PassShape, Work
+from detspec.schedule import Schedule
 
 Params = dict[str, Any]
 
@@ -158,3 +160,20 @@ def check_params(cfg: ModelConfig, params: Params) -> None:
                 f"weight {jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype {leaf.dtype}, the model's has "
                 f"{like.shape} and {like.dtype}; give weights of the same config"
             )
+
+
+def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: int, chips: int = 1) -> Work:
+    """The work of one pass of `schedule.budget.rows` token rows; on several chips, that of each. See `PassShape`.
+
+    Active weights are read once and multiplied with every row, rows of padding too. Layers add what their mixers read and
+    multiply. Logits are written and read once, in float32. Activations, new keys and values, and sampling are left out.
+
+    A chip multiplies for its own outputs and heads, and samples its share of the rows.
+    """
+    shape = PassShape(schedule, windows, context, chips)
+    rows = schedule.budget.rows
+    mixed = [layer.mixer.work(shape) for layer in cfg.layers]
+    return Work(
+        bytes=(active_bytes(cfg, rows=rows) + 2 * 4 * rows * cfg.vocab_size) / chips + sum(work.bytes for work in mixed),
+        flop=2 * rows * active_params(cfg) / chips + sum(work.flop for work in mixed),
+    )

@@ -20,8 +20,7 @@ import jax
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig
 from detspec.mesh import check_fits, fitting_chips, kv_parts, param_specs
-from detspec.model.params import param_shapes
-from detspec.model.work import pass_work
+from detspec.model.params import param_shapes, pass_work
 from detspec.planning.exchanges import Exchange, Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
 from detspec.planning.planning import predict, require_counts, settings_of
 from detspec.planning.programs import PASSES, Deployment, compile_program, expected, work_of

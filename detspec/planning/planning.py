@@ -19,8 +19,7 @@ from detspec.config import ModelConfig, is_count
 from detspec.engine.policy import Drafting, canonical_plans, lookup_window
 from detspec.errors import InputError
 from detspec.model.dense import config_to_json
-from detspec.model.params import num_params, param_shapes, params_bytes
-from detspec.model.work import pass_work
+from detspec.model.params import num_params, param_shapes, params_bytes, pass_work
 from detspec.planning.programs import PASSES, Deployment, compile_program, work_of
 from detspec.schedule import Schedule
 from detspec.target_compilers import Compiled, compilers

@@ -17,8 +17,7 @@ from detspec.generation.loop import dvr_step, ordinary_step
 from detspec.generation.prefill import prefill
 from detspec.held import compiler_options
 from detspec.mesh import COPIES, STATE, make_mesh, over_chips, param_shardings
-from detspec.model.params import Params, param_shapes
-from detspec.model.work import pass_work
+from detspec.model.params import Params, param_shapes, pass_work
 from detspec.planning.exchanges import Exchanges, gathers
 from detspec.roofline import Work, check_devices
 from detspec.schedule import Schedule

@@ -25,12 +25,12 @@ from detspec.model.layers import Layer, run_layer, scale_embeddings
 from detspec.model.params import Params
 from detspec.model.places import Where, place
 from detspec.model.rows import RowOps, canonical_ops, training_ops
-from detspec.model.transformer import lookup
+from detspec.model.transformer import forward_sequences, lookup
 from detspec.ops import collectives
 from detspec.ops.row_sum import first_largest
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
-from detspec.state import Windows
+from detspec.state import Injected, Windows
 from detspec.thinking.thoughts import cut_after_end, is_trivial, padded_thoughts, thought_length
 
 
@@ -219,3 +219,27 @@ class _Desk:
 
 
 _all = partial(jnp.full, dtype=jnp.int32)
+
+
+def forward_taught(params: Params, cfg: ModelConfig, tokens: jax.Array, thoughts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Logits of the text and of the thoughts, in one differentiable pass (Thinking States, section 4).
+
+    Args:
+        tokens: `[B, T]` int32, from position 0.
+        thoughts: `[B, X, M]` int32, the thought after chunk `i` of `X = T // C`; all NO_TOKEN where there is none.
+
+    Returns:
+        Logits of the tokens that follow, float32 `[B, T, V]`, and of the thoughts' tokens, float32 `[B, X, M, V]`.
+    """
+    thinking = thinking_of(cfg)
+    B, T = tokens.shape
+    _, X, M = thoughts.shape
+    C = thinking.chunk
+    states = compress_sequences(params, cfg, thoughts.reshape(B * X, M)).reshape(B, X * C, -1)
+    inject = jnp.pad(states, ((0, 0), (C, C), (0, 0)))[:, :T]
+    logits, tapped = forward_sequences(
+        params, cfg, tokens, inject=Injected(thinking.in_layer, inject), tap_layer=thinking.out_layer
+    )
+    assert tapped is not None
+    chunks = tapped[:, : X * C].reshape(B * X, C, -1)
+    return logits, think_sequences(params, cfg, chunks, thoughts.reshape(B * X, M)).reshape(B, X, M, -1)

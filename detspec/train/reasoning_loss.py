@@ -16,7 +16,7 @@ from detspec.config import ModelConfig
 from detspec.model.params import Params
 from detspec.model.transformer import forward_sequences
 from detspec.state import NO_TOKEN
-from detspec.thinking.taught import forward_taught
+from detspec.thinking.blocks import forward_taught
 from detspec.train.problems.chunks import Batch
 from detspec.train.step import Mean, StepMetrics
 

@@ -12,7 +12,7 @@ from detspec.engine.compiled import PROGRAMS
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
-from detspec.model.work import pass_work
+from detspec.model.params import pass_work
 from detspec.riders.counters import Stats
 from detspec.roofline import Work
 from detspec.sampling_params import SamplingParams

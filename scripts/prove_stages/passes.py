@@ -13,9 +13,8 @@ from detspec.bench.bench import random_model
 from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig
 from detspec.held import Jitted
-from detspec.model.params import Params, param_shapes
+from detspec.model.params import Params, param_shapes, pass_work
 from detspec.model.transformer import forward
-from detspec.model.work import pass_work
 from detspec.roofline import Work
 from detspec.schedule import Schedule
 from detspec.state import Windows

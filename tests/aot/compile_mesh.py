@@ -18,7 +18,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax must not look for the devic
 from mesh_shapes import ROOM, SLICES, SWEEP, MeshProgram
 from tqdm import tqdm
 
-from detspec.model.work import pass_work
+from detspec.model.params import pass_work
 from detspec.planning.mesh_plan import pass_seconds
 from detspec.presets import preset
 from detspec.target_compilers import compilers

@@ -13,10 +13,9 @@ from detspec.config import ThinkingConfig
 from detspec.draft.draft_model import MAX_PASSES, draft_model, draft_model_source, text_hashes
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.errors import InputError
-from detspec.generation.insert import insert, pack_requests
+from detspec.generation.insert import insert, pack_requests, put_sequences, take_sequences
 from detspec.generation.loop import dvr_step, generate_state
 from detspec.generation.prefill import prefill
-from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.dense import with_fields
 from detspec.model.params import Params, init_params
 from detspec.riders.rider import Entry

@@ -12,7 +12,7 @@ from detspec.engine.pages import PagePool, partial_key, prefix_keys
 from detspec.engine.request import Request
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.sequence import SequenceState
-from detspec.riders.asked import NOTHING_BROUGHT, Brought
+from detspec.riders.riding import NOTHING_BROUGHT, Brought
 from detspec.sampling_params import SamplingParams
 
 PAGE, MAX_PAGES, MAX_REQUESTS, WINDOW = 4, 6, 4, 2

@@ -6,8 +6,7 @@ import pytest
 
 from detspec.errors import InputError
 from detspec.generation.init import init_state
-from detspec.generation.insert import no_requests, pack_requests, put_requests
-from detspec.generation.packing import pack, unpack
+from detspec.generation.insert import no_requests, pack, pack_requests, put_requests, unpack
 from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from tests.fakes import RANDOM_CFG

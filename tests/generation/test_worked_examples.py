@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.generation.sequences import take_sequences
+from detspec.generation.insert import take_sequences
 from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, PAD_ID, RUNNING, STOP, GenState
 from tests.fakes import COUNT_UP, TABLE_LOGPROB, Request, bits, generate_drafted, recorded, state_of, table_model

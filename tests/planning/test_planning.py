@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from detspec.errors import InputError
-from detspec.model.work import pass_work
+from detspec.model.params import pass_work
 from detspec.planning import programs
 from detspec.planning.planning import ACCEPTANCE, plan, predict
 from detspec.planning.programs import Deployment

@@ -8,10 +8,9 @@ from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.generation.init import init_riders
 from detspec.generation.insert import insert, pack_requests
-from detspec.riders.asked import brought
 from detspec.riders.counters import COUNTERS
 from detspec.riders.rider import Capacity, Committed, Entry
-from detspec.riders.riding import Riders
+from detspec.riders.riding import Riders, brought
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from tests.fakes import state_of

@@ -17,10 +17,9 @@ from detspec.ops.rope import rope_frequencies
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_TOKEN
-from detspec.thinking import taught
-from detspec.thinking.blocks import compress_sequences
+from detspec.thinking import blocks as taught
+from detspec.thinking.blocks import compress_sequences, forward_taught
 from detspec.thinking.reading import reading_of
-from detspec.thinking.taught import forward_taught
 from detspec.thinking.think_prompt import think_prompt
 from tests.double import QUICK_COMPILATION, in_float64
 from tests.fakes import random_model

@@ -13,9 +13,8 @@ from detspec.bench.bound import measure_machine
 from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
-from detspec.model.params import Params
+from detspec.model.params import Params, pass_work
 from detspec.model.transformer import forward
-from detspec.model.work import pass_work
 from detspec.schedule import Numerics, Schedule
 from detspec.state import Windows
 from scripts.replications.llm42.traffic import Shape, model_of

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from detspec.model.work import pass_work
+from detspec.model.params import pass_work
 from detspec.planning.planning import predict
 from detspec.presets import preset
 from detspec.schedule import Schedule
