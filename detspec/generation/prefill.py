@@ -1,7 +1,10 @@
 """Catching up: writes the keys and values of all committed tokens but the last, through the canonical pass.
 
 The last committed token is left to the next window, whose first target is the next token: a prompt of one token needs no
-prefill, and a preempted request catches up by the same function.
+prefill, and a preempted request catches up by the same function. Two sequences, the second of one token:
+
+    tokens     5 7 9 3 8    committed 5    length before 0    read 5 7 9 3    length after 4
+               2            committed 1    length before 0    nothing to read  length after 0
 """
 
 import jax
