@@ -16,7 +16,7 @@
 #
 # # Drafts, windows, and what determinism costs
 #
-# A canonical pass decides every token, so a draft can be as cheap and as careless as it likes. Here four draft sources guess
+# A canonical pass decides every token, so a draft can be as cheap and as careless as it likes. Here four sources draft
 # for the same requests. We look at what each gets right, at windows that are accepted and rolled back, and at the clock: what
 # determinism costs, and what drafts bring back. The bits of the answers are the same for all of them.
 #
@@ -53,7 +53,7 @@ print(f"{machine['backend']}: {machine['device_kind']} | jax {machine['jax']}")
 # %% [markdown]
 # ## Four draft sources
 #
-# | source | what it guesses | what a guess costs |
+# | source | what it drafts | what a draft costs |
 # |---|---|---|
 # | `none` | nothing: each pass adds one token | nothing |
 # | `ngram` | what followed the last tokens where they stood before | a search in the text |
@@ -125,7 +125,7 @@ for kind in KINDS:
 #
 # The same requests once more, recorded step by step, with windows of 8: a row for each source, from the first new token to the
 # last. Boxes are windows. Rejected drafts hang below the positions they were meant for, darker where several windows tried. The
-# engine above spends rows on likely guesses alone, so its `ngram` drafted less than this recording.
+# engine above spends rows on likely drafts alone, so its `ngram` drafted less than this recording.
 
 # %%
 SHOWN = (("greedy", "ngram"), ("temperature 1", "ngram"), ("temperature 1", "int8"), ("temperature 1", "self"))
@@ -236,7 +236,7 @@ plt.show()
 #
 # * `none` is the price of determinism alone. It is close to 1, because a pass with one row for each request is ordinary
 #   decoding in a fixed order of sums. If your dots scatter by a factor, something else runs on this machine.
-# * `ngram` pays where the text repeats itself, and for one request. `self` never pays on a CPU: its guesses cost as much as the
+# * `ngram` pays where the text repeats itself, and for one request. `self` never pays on a CPU: its drafts cost as much as the
 #   passes that they save.
 # * `int8` pays where reading the weights takes the time. The shipped model fits into a processor's cache. With 100 million
 #   weights one request was 1.7 times as fast as an ordinary one (`docs/bench.md` in the repository).

@@ -153,8 +153,8 @@ print("\nanswer:", answer.text)
 
 # %% [markdown]
 # The same as a picture: chunks below, thoughts above, a state between each two. The lower part shows how this was read without
-# waiting for thoughts. All chunks are read at once, as if nothing had to be thought. One pass says which of these guesses were
-# right; thoughts up to the first wrong guess are committed, with the pass's own thought in its place. Then the rest is read
+# waiting for thoughts. All chunks are read at once, as if nothing had to be thought. One pass says which of these drafts were
+# right; thoughts up to the first wrong draft are committed, with the pass's own thought in its place. Then the rest is read
 # again.
 
 # %%
@@ -262,7 +262,7 @@ for source, prompts in (("none", [QUESTION]), ("none", [*others, QUESTION]), ("s
     assert out.digest == answer.digest, "a draft, or a neighbour, changed the answer"
 
 # %% [markdown]
-# `none` guesses that there is nothing to think, as the paper does; each thought that was not trivial cost one pass more. `self`
+# `none` drafts that there is nothing to think, as the paper does; each thought that was not trivial cost one pass more. `self`
 # reads ahead on the cheapest shape, chunk by chunk, and is nearly always right. Requests that are read together share the rows
 # of a pass, so one of them may take more passes than it would alone.
 #
