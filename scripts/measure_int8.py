@@ -4,7 +4,7 @@
 
 The loss is the mean over tokens of the canonical pass's log-probabilities. Speed is that of deterministic greedy requests,
 prompts included: the median of the rounds, and the median of the ratios within rounds, by turns in one process. As a draft, the
-rounded weights guess and the bfloat16 model verifies; its speed is relative to ordinary generation, and "argmax" is how many of
+rounded weights draft and the bfloat16 model verifies; its speed is relative to ordinary generation, and "argmax" is how many of
 its tokens are the likeliest ones, which is what drafting without noise could get right. Held-out files are those of
 `configs/tiny_python.py`; another Python has others.
 """
@@ -123,7 +123,7 @@ def speeds(name: str, num_requests: int, new_tokens: int, rounds: int) -> dict[s
 
 
 def drafts(name: str, num_requests: int, new_tokens: int, rounds: int, temperature: float) -> dict[str, Any]:
-    """Speed of deterministic requests over ordinary ones, by draft, and how many of the draft's guesses agree."""
+    """Speed of deterministic requests over ordinary ones, by draft, and how many of the draft's tokens agree."""
     model = load(name) if name in SHIPPED_MODELS else random_models(preset(name))[0]
     engines = {
         label: ds.Engine(model, ds.EngineConfig(max_requests=num_requests, max_len=128 + new_tokens, method=method))

@@ -134,7 +134,7 @@ def generate_drafted(
     """Prefills what is missing and runs up to `num_steps` steps, drafted by `source`, one of `SOURCES`.
 
     `recorded` are the params of `RECORDED`, which the other sources do not read. With `wide_cost`, see `verify`, drafts are
-    longer than windows, and there is a pass without guesses; not if windows are aligned.
+    longer than windows, and there is a pass without drafts; not if windows are aligned.
     """
     schedule = shape.schedule
     state = prefill(params, shape.cfg, state, schedule=schedule)

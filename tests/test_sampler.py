@@ -94,7 +94,7 @@ def test_choice_sees_the_places_before_it_and_none_after(W):
     clean = process(logits, position, rows, texts)
     last = position.reshape(-1, W)[:, -1]
     place = np.arange(T)[None, :]
-    spoilt = np.where(place >= last[:, None], V - 2, texts)  # what a refused guess or an earlier request left behind
+    spoilt = np.where(place >= last[:, None], V - 2, texts)  # what a rejected draft or an earlier request left behind
     assert (bits(process(logits, position, rows, spoilt)) == bits(clean)).all()
     nearer = np.where(place >= last[:, None] - 1, V - 2, texts)
     differs = (bits(process(logits, position, rows, nearer)) != bits(clean)).any(1).reshape(-1, W)

@@ -6,7 +6,7 @@ Setup      The shipped model; 4 requests of 96 new tokens at temperature 1, draf
            rounds, quartiles in brackets; speed by processor time, over one row a request without a draft.
 Hardware   Two cores of an Intel Xeon (Sapphire Rapids, AMX), jax 0.10.2, nothing else running. 37 s with all to compile.
 Found      No bit moves, and none between windows of other lengths: this device needs no alignment. Unverified drafts move 39 %
-           of tokens. What an aligned window reads again leaves less room for guesses.
+           of tokens. What an aligned window reads again leaves less room for drafts.
 
            W                       4                   8                   16                  32
            tokens a pass, free     3.8                 7.3 (7.1-7.4)       12.8 (12.4-13.7)    21.3 (20.2-22.6)

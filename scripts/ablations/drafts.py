@@ -1,9 +1,9 @@
-"""Draft sources by temperature: how many guesses are accepted, and what that is worth for one request.
+"""Draft sources by temperature: how many drafts are accepted, and what that is worth for one request.
 
     python -m scripts.ablations.drafts
 
 Setup      The shipped model; 1 request of 96 new tokens, another prompt in each of 15 rounds, windows of 8. Medians, quartiles
-           in brackets; speed by processor time, over no draft. Every guess is verified; an engine skips those that do not pay.
+           in brackets; speed by processor time, over no draft. Every draft is verified; an engine skips those that do not pay.
 Hardware   Two cores of an Intel Xeon (Sapphire Rapids, AMX), jax 0.10.2, nothing else running. 20 s with all to compile.
 Found      No source moves a bit; unverified tokens differ in 55 to 74 %. Temperature is no matter to drafts that run the model,
            since they draw the noise of the pass. Prompt lookup lives on repetition, and sampled texts repeat little. All

@@ -2,7 +2,7 @@
 
 Committed bits may depend on neither. So a canonical program holds no product but those of kernels or of integers, no sum of
 floats but additions that the program spells out, and nothing whose result depends on which thread comes first. Drafts, and what
-decides how many guesses are read, are free: no committed bit depends on them.
+decides how many drafts are read, are free: no committed bit depends on them.
 """
 
 import re

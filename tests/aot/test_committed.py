@@ -53,7 +53,7 @@ GEMMA = with_fields(
 )
 SCHEDULE = canonical_schedule(H100, CFG)  # what an engine takes if none is given
 CONFIG = EngineConfig(max_requests=32, max_len=256)
-# Passes that read guesses, or one row of each sequence; drafts whose products are the library's.
+# Passes that read drafts, or one row of each sequence; drafts whose products are the library's.
 CHOSEN = ("32x8 ngram[32]", "16x16 self[8]")
 FUNCTIONS = {"cosine", "sine", "exponential", "divide", "tanh"}  # their code holds joined products and additions
 ENTRY = re.compile(r"\.entry (\w+)\((.*?)^\}", re.DOTALL | re.MULTILINE)

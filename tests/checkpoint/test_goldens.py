@@ -21,7 +21,7 @@ from detspec.state import NO_SEQUENCE, Windows
 
 GOLDENS = sorted(path.parent for path in (Path(__file__).parent / "goldens").glob("*/golden.npz"))
 ROWS = 16
-SCHEDULE = Schedule(Numerics(page=16), Budget(ROWS, 1))  # no draft: what guesses do is tested in tests/generation
+SCHEDULE = Schedule(Numerics(page=16), Budget(ROWS, 1))  # no draft: what drafts do is tested in tests/generation
 sequences_of = jax.jit(forward_sequences, static_argnames="cfg")
 TOLERANCE = 2e-5  # of the largest logit: float32 sums in another order
 

@@ -4,7 +4,7 @@ from detspec.engine.agreement import Alone
 
 
 class FixedTimes(Alone):
-    """Whatever this machine's load is, a step takes 10 ms, and 12 ms if its pass reads guesses."""
+    """Whatever this machine's load is, a step takes 10 ms, and 12 ms if its pass reads drafts."""
 
     def same(self, seconds):
         """Instead of what was measured: step and wide step of one plan after the other."""

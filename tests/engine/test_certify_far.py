@@ -1,4 +1,4 @@
-"""Attention that goes wrong far into the cache, or at guesses alone, is found out when an engine starts."""
+"""Attention that goes wrong far into the cache, or at drafts alone, is found out when an engine starts."""
 
 import jax.numpy as jnp
 import pytest

@@ -70,7 +70,7 @@ def logits_of(cfg: ModelConfig, window: int, rows: int = ROWS, sequence: int = 0
 
 @pytest.mark.parametrize("cfg", [F32, F32_ALIBI], ids=["rope", "alibi"])
 def test_forward_over_pages_equals_forward_over_sequences(cfg):
-    """Several windows of one pass hold consecutive stretches of one sequence: a layer writes before it attends."""
+    """Several windows of one pass hold consecutive spans of one sequence: a layer writes before it attends."""
     # Two orders of the same float32 sums, of some 64 terms, through 2 layers; logits of size 1.
     np.testing.assert_allclose(logits_of(cfg, 8), whole_of(cfg), rtol=0, atol=2e-5)
 

@@ -64,19 +64,19 @@ class PinnedContract(LinearContract):
         rows: in all, of several tiles.
         place_step: rows are moved by multiples of it. 1, but for an interpreter whose own products give the rows of one tile
             bits that depend on their place.
-        stretches: `(first, end)` of the rows that are multiplied without the others.
+        spans: `(first, end)` of the rows that are multiplied without the others.
     """
 
     rows = 300
     place_step = 1
-    stretches: tuple[tuple[int, int], ...] = ((0, 1), (7, 8), (31, 33), (0, 64), (40, 300), (299, 300))
+    spans: tuple[tuple[int, int], ...] = ((0, 1), (7, 8), (31, 33), (0, 64), (40, 300), (299, 300))
 
     @pytest.mark.programs(80)  # a product for each number of rows
     def test_bits_of_rows_among_any_number_of_others_stay(self):
         for num_in, num_out, dtype in self.cases():
             x, weight = make_problem(num_in, num_out, dtype, rows=self.rows)
             together = bits(self.run(x, weight))
-            for first, end in self.stretches:
+            for first, end in self.spans:
                 assert first % self.place_step == 0
                 assert (bits(self.run(x[first:end], weight)) == together[first:end]).all(), (num_in, num_out, dtype, first, end)
 

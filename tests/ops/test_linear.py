@@ -64,7 +64,7 @@ class TestPallasTpu(PinnedContract):
     """In the interpreter, where what is not written yet is nan: no edge of a block may reach a sum."""
 
     numerics = pinned("pallas_tpu")
-    stretches = ((7, 8), (40, 300))
+    spans = ((7, 8), (40, 300))
 
     def cases(self) -> list[tuple[int, int, str]]:
         """One cut block of inputs, three blocks of float32 and two of bfloat16, the last of them cut."""
@@ -81,7 +81,7 @@ class TestPallasGpu(PinnedContract):
 
     numerics = pinned("pallas_gpu")
     rows = 256
-    stretches = ((0, 1), (7, 40), (63, 128), (64, 256))
+    spans = ((0, 1), (7, 40), (63, 128), (64, 256))
 
     def cases(self) -> list[tuple[int, int, str]]:
         return [(40, 80, "float16"), (320, 144, "bfloat16")]
