@@ -205,7 +205,7 @@ def plan_segment(
     """Decides how long to run `plan`, and how prompts that are being read get their share of the passes.
 
     While some sequences decode, none of them waits for more than `max_prefill_passes` passes over prompts. These passes and
-    steps take turns until all sequences decode. Stretches that fit into windows which the step's own pass leaves empty need
+    steps take turns until all sequences decode. Spans that fit into windows which the step's own pass leaves empty need
     no pass of their own.
 
     A sequence that has ended idles until the host looks, and a look costs all sequences `visit_s`. So the host looks when
