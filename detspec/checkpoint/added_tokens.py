@@ -30,15 +30,15 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 Token = str | AddedToken  # a text alone is that of a special token with no other flag
-Files = dict[str, Any]  # what a file holds
+Files = dict[str, Any]  # the content of a file
 
 
 class Special(NamedTuple):
     """The special tokens of a folder."""
 
-    named: dict[str, Token]  # those of `NAMES` first
+    named: dict[str, Token]  # tokens of `NAMES` first
     listed: list[Token]  # without a name
-    texts: set[str]  # those that make a token of `added_tokens.json` special
+    texts: set[str]  # texts that make a token of `added_tokens.json` special
 
 
 def add_named_tokens(tokenizer: tokenizers.Tokenizer, folder: Path) -> list[Any]:

@@ -41,7 +41,7 @@ from detspec.read_json import read_bounded, read_json_object
 
 TEMPLATE_FILE = "chat_template.jinja"
 DEFAULT_NAME = "default"
-TOOLS_NAME = "tool_use"  # of the template for conversations with tools
+TOOLS_NAME = "tool_use"  # name of the template for conversations with tools
 MAX_TEMPLATES = 64
 MAX_LAYOUT = 1000  # characters of a date's format
 # Variables that templates always see.
@@ -114,7 +114,7 @@ class ChatTemplate:
             chat_template: the name of another one of the folder's templates.
             now: the time that templates print. The clock's if None: the text, and all that is generated from it, then change
                 from day to day. `conversation.NO_TIME` gives them none: they print the date that they name themselves, if any.
-            variables: what else the template reads, such as `documents` or `enable_thinking`.
+            variables: further values that the template reads, such as `documents` or `enable_thinking`.
 
         Raises:
             InputError: the options exclude each other; the template rejects the conversation, fails, changes the message that
@@ -171,7 +171,7 @@ class ChatTemplate:
         probe = probe_parts(messages, unused_word(f"{self.sources}{messages}{variables}"))
         rendered = ""
         if probe != messages:
-            with contextlib.suppress(InputError):  # of a template that takes no lists; other errors come again
+            with contextlib.suppress(InputError):  # a template that takes no lists raises it; other errors come again
                 rendered = self.render(probe, **{**variables, "continue_final_message": False})
         return hidden_parts(rendered, probe)
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tokenizers
 
-PER_TOKEN = ("ByteLevel", "ByteFallback", "Metaspace", "WordPiece", "Fuse")  # what these make of a token follows from it alone
+PER_TOKEN = ("ByteLevel", "ByteFallback", "Metaspace", "WordPiece", "Fuse")  # the text of a token follows from it alone
 PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that stand for themselves at byte level
 LONGEST = 3  # bytes of a character that lacks one
 CACHED = 1 << 16
-Piece = tuple[bytes, str | None]  # what a token adds to a text; as text, too, if it is whole characters
+Piece = tuple[bytes, str | None]  # bytes that a token adds to a text; as text, too, if it is whole characters
 
 
 class TokenBytes:

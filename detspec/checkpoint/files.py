@@ -16,8 +16,8 @@ from detspec.read_json import LFS_ADVICE, LFS_POINTER, parse_json, read_json_obj
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # of weights that are stored as they are
-# of the tensors that hold quantized weights
+FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # dtypes of weights that are stored as they are
+# dtypes of tensors that hold quantized weights
 QUANTIZED_DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
 QUANTIZED_DTYPES |= {"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"}
 MAX_PROBLEMS = 6

@@ -44,7 +44,7 @@ class Model:
         sampling_defaults: how the model's makers would sample: `SamplingParams(**model.sampling_defaults, max_tokens=64)`.
             Nothing uses it unasked; empty is greedy.
         special_tokens: texts of special tokens by the names that the folder gives them, such as "bos_token".
-        no_tokenizer: what errors say of a model without a tokenizer.
+        no_tokenizer: text of errors about a model without a tokenizer.
     """
 
     cfg: ModelConfig

@@ -36,7 +36,7 @@ WEIGHTS_KNOWN = """num_bits type symmetric strategy group_size block_structure d
 # Key -> the values that are accepted; None is a key that is left out.
 Accepted = dict[str, tuple[Any, ...]]
 FP8_VALUES: Accepted = {"fmt": (None, "e4m3", "float8_e4m3fn"), "scale_fmt": (None, "float", "ue8m0")}
-# Of what AWQ's and GPTQ's tools can do to the tensors, the plain layouts.
+# The plain layouts among those that AWQ's and GPTQ's tools can write.
 PLAIN_VALUES: Accepted = {"pack_dtype": (None, "int32"), "is_marlin_format": (None, False)}
 AWQ_VALUES: Accepted = {"bits": (4,), **dict.fromkeys(("version", "format", "checkpoint_format"), (None, "gemm", "GEMM"))}
 GPTQ_VALUES: Accepted = {"bits": (4, 8)}
@@ -75,7 +75,7 @@ def read_quantization(hf_config: Settings, problems: list[str]) -> Format | None
 
 def _read_fp8(settings: Settings) -> Format:
     _check(settings, FP8_KNOWN, FP8_VALUES)
-    blocks: list[Group] = [(128, 128), (None, None)]  # of folders that name none, those of AutoFP8 have a scale for the tensor
+    blocks: list[Group] = [(128, 128), (None, None)]  # where a folder names none: AutoFP8's have a scale for the tensor
     if "weight_block_size" in settings:
         blocks = [(None, None) if settings["weight_block_size"] is None else _pair(settings, "weight_block_size")]
     first, *others = (fp8(block, scale) for block in blocks for scale in ("weight_scale_inv", "weight_scale"))

@@ -24,13 +24,13 @@ FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3,
 MX_GROUP = 32
 # AWQ packs eight outputs into a word; output i has the bits from 4 * AWQ_ORDER[i] on.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-PIECE_NUMBERS = 1 << 18  # of a matrix, that are dequantized at a time unless a group has more
+PIECE_NUMBERS = 1 << 18  # numbers of a matrix that are dequantized at a time, unless a group has more
 
 
 class StoredPart(NamedTuple):
     """A tensor of those that a matrix `[out, in]` is stored as."""
 
-    dtypes: tuple[str, ...]  # those of safetensors that it may have
+    dtypes: tuple[str, ...]  # dtypes of safetensors that it may have
     holds: Group = (1, 1)  # outputs and inputs that one of its numbers stands for
     turned: bool = False  # whether it is stored as [in, out]
 
@@ -54,7 +54,7 @@ class Format(NamedTuple):
     """How each quantized matrix of a checkpoint is stored.
 
     Attributes:
-        name: what messages call it.
+        name: the format's name in messages.
         parts: end of a tensor's name -> what it holds; a matrix is quantized if it has the first one.
         dequantize: from tensors and the shape of the matrix, or of a block, to its numbers in float32.
         constants: tensors that say nothing new: end of the name -> what it must hold for a matrix of this shape.
@@ -74,12 +74,12 @@ class Format(NamedTuple):
 class Quantized:
     """A matrix that is stored as several tensors; stands among headers where that of a plain matrix would stand."""
 
-    file: str  # of its first tensor
-    begin: int  # where that starts
+    file: str  # file of the first tensor
+    begin: int  # byte where the first tensor starts
     format: Format
     shape: Shape
     parts: dict[str, Header]  # by the ends of their names; axes of length 1 as the format has them
-    constants: dict[str, Header]  # those that are there, unchecked
+    constants: dict[str, Header]  # constants that are there, unchecked
 
     def dequantized(self, block: Block, read_fn: Callable[[Header, Block], np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
         """Yields pieces of a block: which of its rows they are, and their numbers in float32.

@@ -11,7 +11,7 @@ import jinja2
 
 MAX_SOURCE = 1 << 17  # characters of a template
 MAX_STEPS = 2_000_000
-MAX_CHARS = 1 << 26  # of all texts of one rendering
+MAX_CHARS = 1 << 26  # characters of all texts of a rendering
 
 REREADING = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"}
 ATOMS = (int, float, type(None))
@@ -37,7 +37,7 @@ class Limit(NamedTuple):
 
 
 TEXT = Limit("a text of {} characters", 1 << 22)  # or all texts in one value
-ENTRIES = Limit("a list or an object of {} entries", 1 << 18)  # those of its entries included
+ENTRIES = Limit("a list or an object of {} entries", 1 << 18)  # entries of its entries included
 INTEGER = Limit("an integer of {} bits", 1 << 14)
 
 
