@@ -51,8 +51,8 @@ from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
-HEADER_KEYS = {"fingerprint", "text", "engine"}  # of a line of a log that says what bits depend on
-GIVEN_KEY = "given_token_ids"  # of a line that holds a score: what was scored after the prompt
+HEADER_KEYS = {"fingerprint", "text", "engine"}  # keys of a log's line that says what bits depend on
+GIVEN_KEY = "given_token_ids"  # key of a line that holds a score: tokens that were scored after the prompt
 LINE_KEYS = {"prompt_token_ids", "sampling", "record"}
 
 
@@ -61,7 +61,7 @@ class LogPart:
     """Tells where the lines of a log lie between two changes of what bits depend on: a log may not fit into memory."""
 
     origin: Origin
-    byte: int  # where they begin in the file
+    byte: int  # start of the line in the file
     place: int  # number of the first in the file, from 1
     num_lines: int = 0
 

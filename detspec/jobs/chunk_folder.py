@@ -56,9 +56,9 @@ class Claim:
     """A worker's word that it does a chunk.
 
     Attributes:
-        worker: its name; "" if the claim cannot be read yet.
-        start: byte of its journal after which the lines of the chunk come.
-        is_live: its heartbeat is young.
+        worker: name of the worker; "" if the claim cannot be read yet.
+        start: byte of the worker's journal after which the lines of the chunk come.
+        is_live: the worker's heartbeat is young.
     """
 
     worker: str
@@ -111,8 +111,8 @@ class ChunkFolder:
         self.worker = worker
         self.clock = clock or WorkerClock()
         self._stale_s = stale_s
-        self._claims: dict[str, tuple[str, int]] = {}  # what claims say; it never changes
-        self._authors: dict[ChunkTask, list[str]] = {}  # of tasks that are done
+        self._claims: dict[str, tuple[str, int]] = {}  # claims by name; they never change
+        self._authors: dict[ChunkTask, list[str]] = {}  # authors of tasks that are done
         self._stamped = 0.0  # the last heartbeat by the file system's clock
         self._beaten = self.clock.now()  # and by this process's
         path.mkdir(exist_ok=True)

@@ -26,8 +26,8 @@ from detspec.jobs.prompts import Mark, PromptLines
 from detspec.jobs.scan import Scan
 
 MOST_CHUNKS = 4096  # more would make a folder slow to list
-LEAST_CHUNKS = 256  # where that leaves at least a line each
-MOST_LINES = 16  # of a chunk, unless there would be too many
+LEAST_CHUNKS = 256  # if each has a line at least
+MOST_LINES = 16  # lines of a chunk, unless there would be too many chunks
 MOST_LIVE = 3  # workers at one chunk
 
 
@@ -38,7 +38,7 @@ class ChunkedLines:
     Attributes:
         found: counts of the whole file.
         size: lines of a chunk, the last one perhaps fewer.
-        marks: where each chunk begins in the file.
+        marks: start of each chunk in the file.
     """
 
     found: Scan

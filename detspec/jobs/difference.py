@@ -20,7 +20,7 @@ MOST_SHOWN = 20
 # Fields of a body that are compared before the others: those from which the others follow.
 FIRST = ("response", "body", "choices", "token_ids", "logprobs", "token_logprobs", "content")
 NOTHING = object()  # in place of a value that is missing
-MOST_CHARS = 80  # of a value that is named
+MOST_CHARS = 80  # characters of a value that is named
 
 
 @dataclasses.dataclass(frozen=True)

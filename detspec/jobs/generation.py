@@ -87,9 +87,9 @@ class Workload:
 
     Attributes:
         lines: lines of input, one at a time; None for nothing at the moment, while more may come.
-        reader: their format.
+        reader: format of the lines.
         num_completions: how many completions they produce, or more.
-        needs: what they together need of programs.
+        needs: programs that they need together.
         is_over: whether what is in flight is not wanted any more, and no line will come.
     """
 
@@ -124,7 +124,7 @@ def generate(engine: Engine, work: Workload, keep: KeepFn, progress: Progress, s
                 if work.is_over() or engine.agreement.stops(signals.received):
                     break
         finally:
-            updates = engine.stop()  # what is on the device ends, the rest is dropped
+            updates = engine.stop()  # requests on the device end, the others are dropped
         run.take(updates)
         signals.take(engine.agreement.ended(signals.received))
     generate_s = time.perf_counter() - prepared

@@ -46,7 +46,7 @@ class Journal:
         path: the file.
         num_kept: completions in the file.
         num_tokens: tokens of these completions.
-        num_failed: those of them with finish reason "error".
+        num_failed: kept completions with finish reason "error".
     """
 
     def __init__(self, path: Path, end: int, file: FileIO | None) -> None:

@@ -31,10 +31,10 @@ class CheckedLine:
     """A checked line of input. It holds plain data alone, so it can wait in a file.
 
     Attributes:
-        number: its place among the lines of input, from 0.
-        requests: what to generate or to score; none for a line that an error answers.
+        number: place among the lines of input, from 0.
+        requests: texts to generate or to score; none for a line that an error answers.
         num_outputs: lines of output that will come of it.
-        facts: what these say besides completions, as the reader of the line put it.
+        facts: further values for these lines, as the format of the line has them.
     """
 
     number: int
@@ -48,9 +48,9 @@ class Output:
     """A line of output.
 
     Attributes:
-        index: its number among the lines of output of one line of input.
+        index: number among the lines of output of one line of input.
         num_tokens: new tokens in it.
-        finish_reason: that of a completion; "error" for what failed.
+        finish_reason: as of a completion; "error" for a failed request.
         line: the bytes, without newline.
     """
 

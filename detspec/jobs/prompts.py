@@ -25,7 +25,7 @@ from detspec.jobs.files import NO_ROOM, STDIO
 from detspec.sampling_params import SamplingParams
 
 MAX_LINE_BYTES = 16 << 20  # about four million tokens of text
-BLOCK_BYTES = 1 << 20  # of a copy
+BLOCK_BYTES = 1 << 20  # block of a copy
 INSTALL = "pip install 'detspec[data]'"
 UNSHARDED = (0, 1)
 
@@ -36,7 +36,7 @@ class Mark(NamedTuple):
     Attributes:
         number: index of the next line that is not blank.
         place: number of the next line in the file, from 1.
-        byte: where that begins.
+        byte: start of that line.
     """
 
     number: int

@@ -132,8 +132,8 @@ class Record:
     logprobs_mode: str  # "raw" if the line has no mode
     thoughts: list[dict[str, Any]]  # as in the line; [] if it has none
     asked: dict[str, Any]  # entries of the line under `LOGPROB_KEYS`
-    metadata: dict[str, Any] | None = None  # what the line carries from its line of input
-    error: str = ""  # what was raised for the request
+    metadata: dict[str, Any] | None = None  # metadata of its line of input
+    error: str = ""  # message that was raised for the request
 
     @property
     def name(self) -> str:
@@ -213,7 +213,7 @@ class PromptsById:
 
     Attributes:
         file: all its lines.
-        origin: what the job was.
+        origin: the part of the job's manifest that an audit needs.
     """
 
     def __init__(self, path: Path, origin: Origin) -> None:
@@ -234,7 +234,7 @@ class PromptsById:
         self._place: dict[str, Mark] = {}
         self._last: tuple[Request, dict[str, Any] | None] | None = None
         self._following: Iterator[tuple[Mark, bytes]] = iter(())  # lines after the last that was read
-        self._number: int | None = None  # of the next line; None before the first
+        self._number: int | None = None  # number of the next line; None before the first
         if self.file.sha256 != origin.sha256:
             self.__exit__()
             raise InputError(f"{path} has SHA-256 {self.file.sha256}, but the job read prompts of SHA-256 {origin.sha256}")

@@ -32,7 +32,7 @@ from detspec.jobs.prompts import MAX_LINE_BYTES, UNSHARDED, JobSpec, PromptLines
 from detspec.read_json import parse_json
 
 MOST_PEEKED = 1000  # lines that may tell which format a file has
-MOST_BYTES = 16 << 20  # of a spool in memory
+MOST_BYTES = 16 << 20  # bytes of a spool in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Scan:
     longest_prompt: int  # number of tokens of the longest prompt
     num_new_tokens: int  # upper bound of the tokens that this shard generates
     most_new_tokens: int  # upper bound of the tokens of one sample
-    needs: Needs  # what all requests of this shard together need of programs
+    needs: Needs  # programs that all requests of this shard need together
     repeated: dict[int, str]  # errors for lines of the whole file whose id was used before, by number
     num_bad: int = 0  # OpenAI's lines that an error answers
 

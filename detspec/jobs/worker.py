@@ -38,7 +38,7 @@ class WorkerOptions:
         double_check: share of the chunks that are done twice, 0 .. 1.
         chunk_lines: lines of a chunk; by default as few as leaves 4096 chunks.
         name: this worker's name; a new one if None.
-        clock: its time.
+        clock: the worker's clock.
         stale_s: age of a heartbeat after which its worker counts as gone.
         has_heartbeat: a thread shows that it lives; else its clock's owner does.
     """

@@ -47,13 +47,13 @@ class Parsed:
     """A body that was checked.
 
     Attributes:
-        body: its fields.
+        body: fields of the body.
         prompts: token ids of each prompt; chat has one.
         texts: each prompt as text if it was given as such, else None.
         sampling: parameters for each prompt, of `n` samples. With `is_score`, `max_tokens` is 1, though nothing is generated.
         seed: the seed; None if the body gives none, and `sampling` then holds the default's.
         logprobs: how many likeliest tokens to report at each position besides the chosen one; None for no log-probabilities.
-        options: what a stream says of its usage.
+        options: usage that a stream reports.
         is_score: `max_tokens` is 0: only log-probabilities of the prompt are wanted.
         echo: the text of the answer begins with the prompt.
     """

@@ -69,7 +69,7 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     stream: bool = False
     stream_options: dict[str, Any] = {}  # each body has its own
-    # These change nothing that is generated.
+    # Fields that change nothing in the generated text.
     user: Any = None
     metadata: Any = None
     store: Any = None

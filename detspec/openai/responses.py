@@ -28,7 +28,7 @@ class Answerer:
     Attributes:
         model: decodes tokens.
         name: the model's name, for requests that give none.
-        facts: what choices depend on besides the request: the engine's fingerprint, how text becomes tokens and back, and
+        facts: all that choices depend on besides the request: the engine's fingerprint, how text becomes tokens and back, and
             `max_len`, which bounds the answer to a chat that does not say how long it may be.
         system_fingerprint: a name of `facts`, see `system_fingerprint`.
         created: seconds since 1970.

@@ -33,7 +33,7 @@ class EngineThread:
     """Steps an engine in a thread of its own.
 
     Attributes:
-        engine: what it steps; other threads may call its `add` and `abort`, and read its counts.
+        engine: the engine; other threads may call its `add` and `abort`, and read its counts.
         max_waiting: most samples that may wait for a place.
         num_open: samples in flight.
         loop: the event loop, once started.

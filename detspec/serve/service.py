@@ -40,7 +40,7 @@ class Options:
         default_seed: seed of requests that give none; None draws one for each, and answers with it.
         max_waiting: most samples that may wait for a place; calls beyond are answered with 429.
         max_body_bytes: largest body of a call.
-        api_key: what clients must send as their bearer token; None asks for none.
+        api_key: bearer token that clients must send; None asks for none.
         weights_dir: folder whose subfolders may be loaded as new weights; None refuses that, and to pause.
         log: file that gets a line for each sample that has ended; None keeps none.
         grace_s: seconds that what is in flight has to end by itself once the server is leaving.
@@ -64,8 +64,8 @@ class Arrived(NamedTuple):
 
     Attributes:
         place: the number of its prompt.
-        update: what is new; the completion as answers show it.
-        answerer: what bodies say besides: the name of the weights that it comes from.
+        update: new tokens and text; the completion as answers show it.
+        answerer: further facts of bodies, such as the name of the weights that it comes from.
     """
 
     place: int
@@ -77,10 +77,10 @@ class Service:
     """A model, its engine, and all that clients may ask of them.
 
     Attributes:
-        options: how it behaves.
+        options: how the server behaves.
         thread: steps the engine.
-        metrics: what it counted.
-        answerer: what bodies say besides the completions.
+        metrics: counts of calls and tokens.
+        answerer: facts of bodies besides the completions.
         is_leaving: whether the server takes no further calls, and ends when those that it has are answered.
     """
 

@@ -80,7 +80,7 @@ class AnswerChunks:
             choice |= ending(self.parsed, index, completion, self.answerer)
             choice |= extras(self.parsed, completion, self.answerer)
         if self.parsed.body.return_token_ids:
-            choice["token_ids"] = list(update.token_ids)  # those that are new, also in the last chunk
+            choice["token_ids"] = list(update.token_ids)  # new ones alone, also in the last chunk
         yield self._chunk(choice)
 
     def last(self) -> dict[str, Any]:
