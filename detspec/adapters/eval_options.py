@@ -19,7 +19,7 @@ from detspec.plain import plain
 from detspec.sampling_params import SamplingParams
 from detspec.seeds import seed_of
 
-MAX_LEN = 2048  # what the harness takes where a model names no limit
+MAX_LEN = 2048  # the harness's default where a model names no limit
 PREFILL_PASSES = 16  # an evaluation wants throughput, not low latency
 # Generation arguments that have our names and meanings, that are mapped, and the only value that is accepted of others.
 SAME: tuple[str, ...] = (
@@ -47,13 +47,13 @@ class EvalOptions:
         max_requests: most requests in flight; changes speed alone.
         dtype: dtype of the weights, "auto" as the folder has them. "float32" is another model than "bfloat16".
         weights: "int8" rounds the matrices, see `load`.
-        cache_dtype: what keys and values are kept in, the device's choice if None; decides bits.
+        cache_dtype: dtype of keys and values, the device's choice if None; decides bits.
         method: the draft source of `generate_until`; changes speed alone.
         chips: how many devices the model is cut over.
         deterministic: verify what `generate_until` generates. Scores are canonical in any case.
-        seed: what seeds of sampled texts are made of, together with the prompt and the number of the repeat.
+        seed: makes the seeds of sampled texts, together with the prompt and the number of the repeat.
         max_gen_toks: most new tokens of requests that name no number.
-        prefix_token_id: what texts without a context begin with; the tokenizer's beginning of text if None, else its end.
+        prefix_token_id: first token of texts without a context; the tokenizer's beginning of text if None, else its end.
     """
 
     max_len: int | None = None
@@ -124,7 +124,7 @@ def sampling_of(
             `do_sample`, texts are sampled if there is a temperature.
         prompt: the context.
         occurrence: how many equal requests of the same document came before; each gets noise of its own.
-        seed: what the seed is made of if `given` has none.
+        seed: makes the seed if `given` has none.
         max_gen_toks: most new tokens if `given` has no number.
         deterministic: whether what is generated is verified.
 

@@ -39,8 +39,8 @@ class DetspecLM(TemplateLM):
     """The harness's view of an engine.
 
     Attributes:
-        engine: what runs.
-        options: how.
+        engine: the engine that runs.
+        options: how it runs.
         max_length: most tokens that are read before the last one that is scored or generated; one less than `max_len`.
     """
 
@@ -59,7 +59,7 @@ class DetspecLM(TemplateLM):
             pretrained: a folder, a shipped model's name, or a model that is loaded; the shipped model if None. The argument
                 `path` is the same.
             batch_size: "auto", or most requests in flight. It changes speed alone.
-            max_batch_size: what "auto" is then.
+            max_batch_size: the value of "auto".
             device: not looked at, because the harness always gives one: the model runs where jax puts it.
 
         Raises:

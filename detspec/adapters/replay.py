@@ -50,11 +50,11 @@ class Moved:
     """An answer that is not the recorded one.
 
     Attributes:
-        sample: what it belongs to.
+        sample: the sample that it belongs to.
         request: number of the request within the sample, such as that of a choice.
         repeat: number of the answer to that request.
-        old: what was recorded.
-        new: what is answered now.
+        old: the recorded answer.
+        new: the answer now.
     """
 
     sample: Sample

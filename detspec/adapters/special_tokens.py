@@ -15,9 +15,9 @@ class SpecialTokens:
     """Texts as token ids, and conversations as texts.
 
     Attributes:
-        model: whose they are.
-        tokenizer: its tokenizer.
-        added: what the tokenizer puts in front of every text; empty for most models.
+        model: the model that they belong to.
+        tokenizer: the model's tokenizer.
+        added: tokens that the tokenizer puts in front of every text; empty for most models.
         prefix: token that a text without a context is scored after.
         end: token that ends a text.
     """

@@ -37,7 +37,7 @@ NUM_SEQUENCES = 4  # the text under examination and three neighbours
 
 T = TypeVar("T")
 NamedCalls = Sequence[tuple[str, Callable[[], T]]]  # by name
-Axis = tuple[str, str, NamedCalls[T]]  # its name, what varies, and the variants
+Axis = tuple[str, str, NamedCalls[T]]  # name, what varies, and the variants
 SayFn = Callable[[str], None]  # told what comes next
 
 

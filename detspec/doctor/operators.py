@@ -49,7 +49,7 @@ class Operator:
     """Findings about an operation."""
 
     name: str
-    how: str  # what runs it
+    how: str  # the program that runs it
     canonical: bool  # canonical passes run it so
     rows: Found
     slot: Found

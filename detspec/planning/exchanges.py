@@ -34,7 +34,7 @@ class Exchange(NamedTuple):
 
     kind: str  # one of KINDS
     dtype: str  # as HLO writes it: "bf16", "u32"
-    elements: int  # of the array that each chip gets; of a reduce-scatter, of all chips' parts together
+    elements: int  # elements that each chip gets; in a reduce-scatter, those of all chips together
     chips: int  # that take part
 
     @property

@@ -102,8 +102,8 @@ class Shallow(NamedTuple):
     """Figures of a program with few layers, or of two such programs."""
 
     depths: tuple[int, ...]
-    counts: list[Counter[Any]]  # of each: bytes on each chip, by the names of GAUGES, and its exchanges
-    seconds: float  # of compilation, of all
+    counts: list[Counter[Any]]  # for each program: bytes on a chip, by names of GAUGES, and exchanges
+    seconds: float  # time to compile all of them
 
     def with_layers(self, layers: int) -> Counter[Any]:
         """The figures with `layers` in all: each further layer adds what one layer adds between the two depths."""

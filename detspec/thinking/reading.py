@@ -12,7 +12,7 @@ from detspec.struct import Struct
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.thoughts import trivial_thoughts
 
-NAME = "thoughts"  # of the rider
+NAME = "thoughts"  # name of the rider
 
 
 class Reading(Struct):

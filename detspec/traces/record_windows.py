@@ -56,7 +56,7 @@ def run_trace(
         window: `W`, one more than the drafted tokens; a power of two of at least 2.
         max_tokens: most new tokens.
         other_prompts: further requests in the batch. They may change what is drafted, but not what is committed.
-        drafter: what drafts; the model's own fast path if None.
+        drafter: the draft source; the model's own fast path if None.
 
     Raises:
         InputError: a prompt or `window` is invalid, or the request is not deterministic.

@@ -34,7 +34,7 @@ class ThoughtPass:
     first: int  # the first chunk it read; thoughts after earlier chunks were committed before
     drafts: tuple[ThoughtText, ...]  # the drafted thought after each chunk it read
     accepted: int  # how many leading drafts equal the pass's own thoughts
-    thoughts: tuple[ThoughtText, ...]  # what it committed: the accepted drafts, then its own thought for a rejected one
+    thoughts: tuple[ThoughtText, ...]  # committed thoughts: the accepted drafts, then its own thought for a rejected one
     length: int  # valid cache slots after it
 
     def __post_init__(self) -> None:

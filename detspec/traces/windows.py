@@ -52,7 +52,7 @@ class TraceWindow:
 class Trace:
     """A request from its prompt on."""
 
-    prompt: tuple[str, ...]  # its tokens as text
+    prompt: tuple[str, ...]  # tokens of the prompt as text
     windows: tuple[TraceWindow, ...]  # all windows in order; the prompt's last token opens the first one
     num_others: int  # how many other requests were in the batch
     title: str  # a line for the picture: model, draft, sampling

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from detspec.errors import InputError
 from detspec.model.params import Params
 
-Pytree = Any  # of float32 arrays
+Pytree = Any  # float32 arrays
 MAX_SLICES = 8  # also the most chips that a step can use
 
 

@@ -17,7 +17,7 @@ class Mean(NamedTuple):
     """A metric that is divided once, after the sums over slices; float32 scalars."""
 
     total: jax.Array
-    number: jax.Array  # of what is added up in `total`
+    number: jax.Array  # number of values that `total` adds up
 
 
 StepMetrics = dict[str, jax.Array | Mean]

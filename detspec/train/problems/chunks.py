@@ -16,7 +16,7 @@ from detspec.train.problems.words import END_ID, FILLER_ID, encode_texts
 class Encoded(NamedTuple):
     """A problem in one arm, as token ids. `marks` and `steps` are empty except in the arm "thinking"."""
 
-    question: str  # its text, for error messages
+    question: str  # text of the question, for error messages
     prompt: list[int]
     marks: list[int]  # for each step the index in `prompt` of the token after which the step can be inferred
     steps: list[list[int]]

@@ -125,8 +125,8 @@ class Variables(Fillers):
     With the question first it reads "What's c? a = 3; b = 7; c = 1; a = a + b; c = c + a; That's all.", with the same steps.
     """
 
-    question: str = "last"  # where the question stands, "last" or "first"
-    steps: str = "values"  # what a step says, "values" or "named"
+    question: str = "last"  # place of the question, "last" or "first"
+    steps: str = "values"  # form of a step, "values" or "named"
 
     def __post_init__(self) -> None:
         super().__post_init__()
