@@ -10,7 +10,7 @@ from detspec.errors import InputError
 
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
-MAX_COUNT = 2**31 - 1  # of anything: positions, ids and sizes are int32
+MAX_COUNT = 2**31 - 1  # positions, ids and sizes are int32
 MAX_NUMBER = 1e308  # an int may be larger than any float
 MAX_LAYERS = 1000  # the deepest models that we know have about 130; what is made for each layer stays small
 

@@ -47,7 +47,7 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
             f"to join other processes {COORDINATOR}, {NUM_PROCESSES} and {PROCESS_ID} are needed, got {coordinator}, "
             f"{num_processes} and {process_id}: give all three, or none where Slurm, Open MPI or a TPU pod starts the processes"
         )
-    jax.config.update("jax_enable_preemption_service", False)  # its handler of SIGTERM would take the place of ours
+    jax.config.update("jax_enable_preemption_service", False)  # jax's handler of SIGTERM would replace ours
     jax.distributed.initialize(
         coordinator,
         num_processes,

@@ -51,7 +51,7 @@ def missing(state: GenState, schedule: Schedule) -> Spans:
 def cut(spans: Spans, index: jax.Array, tokens: jax.Array, window: int) -> Windows:
     """Windows number `index [G]` of all that `spans` of `tokens [B, T]` are cut into; padding where there is none."""
     number = spans.num_windows(window)
-    through = jnp.cumsum(number)  # of spans 0 .. s
+    through = jnp.cumsum(number)  # windows of spans 0 .. s
     used = index < through[-1]
     before = jnp.searchsorted(through, index, side="right", method="compare_all")  # spans; compared all, it is no loop
     span = jnp.minimum(before, through.shape[0] - 1)

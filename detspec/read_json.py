@@ -12,7 +12,7 @@ from detspec.errors import InputError
 MAX_DEPTH = 100  # objects and lists inside each other; JSON schemas of tools, the deepest that we know, have about 20
 MAX_FILE_BYTES = 64 << 20  # the largest index files have about 10 MB
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-# What git-lfs leaves in the place of a large file until that is fetched.
+# Text that git-lfs leaves in the place of a large file until that is fetched.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 LFS_ADVICE = "is a pointer of git-lfs, not the file itself: fetch that with `git lfs pull`"
 BRACKET = re.compile(rb"[\[\]{}]")

@@ -77,8 +77,8 @@ class Links:
     """The links by which each device of a group receives values."""
 
     num: int  # links of a chip in a corner to chips of the group
-    bytes_per_s: float  # what a device receives by all of them
-    cut_bytes_per_s: float  # what all links across the middle of the group carry one way
+    bytes_per_s: float  # rate at which a device receives by all links
+    cut_bytes_per_s: float  # rate one way of all links across the middle of the group
     hops: int  # links one after the other between the chips farthest apart; steps of a ring on GPUs
     hop_s: float  # seconds of a hop
     start_s: float  # seconds until a collective moves anything

@@ -26,7 +26,7 @@ from detspec.state import NO_TOKEN, SamplingArrays
 RAW, PROCESSED, TEMPERED = range(len(LOGPROBS_MODES))
 ChooseFn = Callable[[jax.Array, jax.Array, dict[str, Any], TextsFn], tuple[jax.Array, jax.Array]]
 CERTAIN = 1e30  # a quotient so large that noise does not change it
-NEAR_ZERO = 1e-20  # of temperatures: quotients of others are too large for float32 only if logits are above 1e18
+NEAR_ZERO = 1e-20  # least temperature but 0: quotients of others are too large for float32 only if logits are above 1e18
 
 
 def sample(
@@ -38,9 +38,9 @@ def sample(
         logits_f32: `[R, V]`.
         position: `[R]` int32, the absolute position that the chosen token will have.
         rows: sampling parameters of each row, `[R]`.
-        process_fn: what riders make of the logits, see `Riders.process_fn`. None for rows that ask for no more than a
+        process_fn: the riders' function of the logits, see `Riders.process_fn`. None for rows that ask for no more than a
             temperature: then nothing else is in the program.
-        numerics: its `reductions` order the sum of the log-probability.
+        numerics: `reductions` orders the sum of the log-probability.
 
     Returns:
         Tokens `[R]` int32 and their log-probabilities `[R]` float32, of the distribution that the row's `logprobs_mode` names.

@@ -82,7 +82,7 @@ class SamplingParams:
             stop token is kept.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
         logprobs: number of likeliest tokens to report at each new position besides the chosen one, 0 .. 20.
-        prompt_logprobs: the same for the positions of the prompt; None reports nothing for the prompt.
+        prompt_logprobs: number of likeliest tokens at each position of the prompt; None reports nothing for the prompt.
         logprobs_mode: distribution of the log-probabilities at new positions. "raw": the model's own. "processed": the one that
             the token is drawn from, after bias, minimum length, penalties and (unless greedy) temperature, min_p, top_k and
             top_p; excluded tokens have -inf. "tempered": log-softmax of the model's logits over the temperature, which trainers

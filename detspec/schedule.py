@@ -14,7 +14,7 @@ from detspec.config import is_count
 from detspec.errors import InputError
 
 REDUCTIONS = ("fixed", "native")
-HALF_DTYPES = ("bfloat16", "float16")  # of weights that the GPU kernels multiply
+HALF_DTYPES = ("bfloat16", "float16")  # dtypes of weights that the GPU kernels multiply
 
 
 def _check_power_of_two(owner: str, field: str, value: int) -> None:

@@ -55,7 +55,7 @@ class Injected(NamedTuple):
         return x + self.values.reshape(x.shape).astype(x.dtype) if depth == self.depth else x
 
 
-# What stands in a column of its own, in this order; after it come stop tokens, biased tokens and their biases.
+# Fields with a column of their own, in this order; after it come stop tokens, biased tokens and their biases.
 SCALARS = {
     "temperature": np.float32,
     "top_k": np.int32,
@@ -155,7 +155,7 @@ class GenState(Struct):
     live: jax.Array  # [B] bool
     finish: jax.Array  # [B] int32, RUNNING, STOP, LENGTH or NOT_FINITE
     deterministic: jax.Array  # [B] bool, False commits from the fast path unverified
-    riders: Riders  # what requests bring along: sampling parameters, counters and others
+    riders: Riders  # values of requests: sampling parameters, counters and others
     cache: KVCache  # keys and values in pages, and their length
     draft: DraftState = NO_DRAFT_STATE  # belongs to the draft source of the program that runs
 
@@ -202,7 +202,7 @@ class Draft(Struct):
     chance: jax.Array  # [B] float32, how likely each of them is believed to agree, if those before it do
     final: jax.Array  # [B] bool, True where the drafted tokens are results: ordinary sequences on the fast path
     cache: KVCache  # the model's cache as drafting left it; slots past its length hold what verification rewrites
-    state: DraftState = NO_DRAFT_STATE  # what the source keeps until the next step
+    state: DraftState = NO_DRAFT_STATE  # state of the source for the next step
 
     def appended(self, tokens: jax.Array, committed: jax.Array) -> jax.Array:
         """`tokens [B, max_len]` int32 with what was drafted after the first `committed [B]` of each sequence."""

@@ -46,7 +46,7 @@ class Compiled:
     temp_bytes: int  # device memory of temporaries
     code_bytes: int  # device memory of the code
     flop: float | None  # an estimate that counts a loop's body once and knows little of kernels; None on GPUs
-    accessed_bytes: float | None  # the same for memory traffic
+    accessed_bytes: float | None  # bytes of memory traffic, an estimate like `flop`
 
     @property
     def peak_bytes(self) -> int:

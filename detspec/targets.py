@@ -51,8 +51,8 @@ class Target:
     bytes_per_s: int  # peak bandwidth of the memory
     flop_per_s: int  # peak arithmetic of dense products summed in float32: of bfloat16, or of float16 where there is no other
     on_chip_bytes: int  # most memory of one kernel: VMEM of one TensorCore, or shared memory of one thread block
-    link_bytes_per_s: int  # what one link of a chip brings in, see `roofline`; 0 without links
-    gpu: Processors | None = None  # of a GPU
+    link_bytes_per_s: int  # rate at which a link of a chip brings in bytes, see `roofline`; 0 without links
+    gpu: Processors | None = None  # processors of a GPU; None on a TPU
 
 
 def _gpu(

@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
             raise
         say(f"error: cannot write the copy of the input, or the output: {error.strerror}")
         return NO_ROOM_CODE
-    except RuntimeError:  # of jax when another process has gone, or `DivergenceError`
+    except RuntimeError:  # jax raises it when another process has gone, or `DivergenceError`
         leave_others()
         raise
 

@@ -50,7 +50,7 @@ def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dtype",
         choices=CACHE_DTYPES,
-        help="what keys and values are kept in: int8 has a scale for each token and head, about half of bfloat16's memory and "
+        help="dtype of keys and values: int8 has a scale for each token and head, about half of bfloat16's memory and "
         "other bits (default: the device's choice, on a CPU the model's dtype)",
     )
 

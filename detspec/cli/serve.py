@@ -140,7 +140,7 @@ class Tells:
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
         self._said = 0.0
-        self._not_made: tuple[str, ...] = ()  # of which it was said
+        self._not_made: tuple[str, ...] = ()  # programs that were said to be missing
 
     def ready(self) -> None:
         """Requests are answered from now on."""

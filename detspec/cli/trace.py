@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds its options."""
     add = parser.add_argument
     add_model(parser)
-    add("--prompt", metavar="TEXT", help="what to continue (default: search)")
+    add("--prompt", metavar="TEXT", help="text to continue (default: search)")
     add(
         "--draft",
         choices=("self", "int8", "ngram"),

@@ -34,7 +34,7 @@ class DraftSource(NamedTuple):
     executes: bool  # it runs the model itself, so ordinary sequences may take its tokens as results
     prior_acceptance: float  # assumed chance that a drafted token agrees, 0 to 1, until it is measured
     searches: bool = False  # it finds its tokens in the sequence's own text, and often none
-    derive: Callable[[Params, ModelConfig], DraftParams] | None = None  # its weights, if they follow from the model's
+    derive: Callable[[Params, ModelConfig], DraftParams] | None = None  # makes the source's weights from the model's
 
 
 class Drafter(NamedTuple):

@@ -41,7 +41,7 @@ class _Asked(NamedTuple):
     limit: Array
     deterministic: Array
     prompt_len: Array
-    brings: dict[str, Any]  # what was packed for each rider, by name
+    brings: dict[str, Any]  # packed values for each rider, by name
 
 
 def pack_requests(state: GenState, entries: Sequence[Entry], eos_ids: Sequence[int]) -> Requests:

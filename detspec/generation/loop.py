@@ -128,7 +128,7 @@ def generate(
         sampling: sampling parameters for all prompts, or one each.
         eos_ids: tokens that end a sequence that does not ignore them.
         schedule: numerics and budget of the canonical pass; the device's default if None.
-        drafter: what drafts; by default the self draft, or none for windows of one.
+        drafter: the draft source; by default the self draft, or none for windows of one.
 
     Returns:
         The final state: sequence `b` holds `committed[b]` tokens in `tokens[b]`, with their `logprobs[b]`.

@@ -66,7 +66,7 @@ class Layer:
 
     Attributes:
         mixer: how rows see other positions.
-        ff: what each row goes through by itself.
+        ff: transforms each row by itself.
         post_norms: outputs of both go through an RMSNorm of their own before they are added (Gemma 2 and 3).
     """
 

@@ -47,5 +47,5 @@ class Where(NamedTuple):
 
     windows: Windows  # `tokens [G, W]`; the rows of the pass are those of the windows, one after the other
     places: Places
-    prepared: Any  # what the mixer's `prepare` made of the positions `[R]`
+    prepared: Any  # result of the mixer's `prepare` for the positions `[R]`
     numerics: Numerics

@@ -41,7 +41,7 @@ def forward(
     writes to the scratch page. `cache.length` is left as it is: the caller commits.
 
     Args:
-        windows: what to feed; `tokens [G, W]`. Rows that are not `wanted` leave keys and values, and give nothing of use.
+        windows: token rows to feed; `tokens [G, W]`. Rows that are not `wanted` leave keys and values, and give nothing of use.
         cache: pages, and the page table that the windows' sequences refer to.
         numerics: fixes the order of the floating-point operations.
         inject: vectors `[G, W, D]` that are added to the stream.

@@ -28,7 +28,7 @@ from detspec.native.processor import NO_COMPILER, TILE_OPTIONS, cpu_facts, find_
 NAMES = ("linear", "int8_linear", "attention", "append", "append_int8", "copy", "take", "sum", "ceiling")
 FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
 DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
-DTYPES |= {jnp.dtype(jnp.int8): "F32"}  # what a cache in int8 needs is compiled with the functions for float32
+DTYPES |= {jnp.dtype(jnp.int8): "F32"}  # a cache in int8 takes the functions for float32
 OPTIONS = ("-O2", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
 
 _lock = threading.Lock()

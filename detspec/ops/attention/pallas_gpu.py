@@ -121,7 +121,7 @@ def paged_attention(
         x = jax.lax.axis_index("tile")
         work = work_of(positions_ref[x, 0], positions_ref[x, rows - 1], jax.lax.axis_index("split"))
 
-        # The same for all threads of a CTA: either all meet at its barriers or none.
+        # Equal for all threads of a CTA: either all meet at its barriers or none.
         @pl.when(work.num_steps > 0)
         def attend() -> None:
             pl.run_scoped(partial(attend_tile, work, refs), *scratch, collective_axes="warpgroup")

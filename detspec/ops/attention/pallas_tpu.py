@@ -46,7 +46,7 @@ IN_FLIGHT_BYTES = 2 << 20  # bytes in flight that hide the latency of HBM: about
 MAX_BUFFERS = 8
 VMEM_BYTES = 14 << 20  # a kernel has 16 MiB by default on the smallest chip
 SMEM_BYTES = (1 << 20) - (8 << 10)  # scalar memory, less what the compiler needs
-DTYPES = (jnp.bfloat16, jnp.float32)  # of floats in the cache, and of queries that meet integers
+DTYPES = (jnp.bfloat16, jnp.float32)  # dtypes of floats in the cache, and of queries that meet integers
 
 
 # Parts of `_plan_work`: arrays of `num_tiles` scalars, the last one longer.
@@ -248,7 +248,7 @@ def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, nume
     num_tiles = works.size
     through = jnp.cumsum(works.reshape(-1), dtype=jnp.int32)  # tiles with work up to each
     place = jnp.arange(num_tiles + NUM_LANES, dtype=jnp.int32)
-    tile = (through[None, :] <= place[:, None]).sum(1, dtype=jnp.int32)  # of each place in the list
+    tile = (through[None, :] <= place[:, None]).sum(1, dtype=jnp.int32)  # tile of each place in the list
     tile = jnp.where(place < through[-1], tile, num_tiles + place % NUM_LANES)
     first_block = (first_page[:, None] + before * block).reshape(-1)
     facts = [first_block, num_steps.reshape(-1), jnp.repeat(start, splits), jnp.repeat(last, splits), tile]

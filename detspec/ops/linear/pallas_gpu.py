@@ -45,7 +45,7 @@ MAX_TILES = 2  # tiles that share one block of weights
 BLOCK_OUT = 128
 BLOCK_IN = 64
 STAGES = {1: 8, 2: 5}  # buffers of the ring, by the number of tiles
-PROCESSORS = 132  # of an H100 or H200 in their usual form: with fewer blocks, each makes one part
+PROCESSORS = 132  # multiprocessors of an H100 or H200 in their usual form: with fewer blocks, each makes one part
 COPY_ROWS = 8  # rows that lie together in swizzled shared memory
 COLUMNS = 32  # columns of results that lie together in swizzled shared memory; half as many fit more sizes
 LEAST = 128  # inputs and outputs of a weight: with fewer it is padded
@@ -71,7 +71,7 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool =
     columns = COLUMNS // 2 if any(size % COLUMNS for size in sizes) else COLUMNS
     blocks = sum(-(-size // BLOCK_OUT) for size in sizes)
     num_steps = padded_in // BLOCK_IN
-    steps = -(-num_steps // PARTS)  # of a part; the last one may have fewer
+    steps = -(-num_steps // PARTS)  # steps of a part; the last one may have fewer
     parts = -(-num_steps // steps)
     is_cut = parts > 1 and blocks * row_blocks < PROCESSORS
     y = plgpu.kernel(
@@ -104,8 +104,8 @@ class Item(NamedTuple):
     part: jax.Array
     out_block: jax.Array
     row_block: jax.Array
-    first: jax.Array  # of the blocks of inputs
-    last: jax.Array  # after the last of them
+    first: jax.Array  # first block of inputs
+    last: jax.Array  # block after the last block of inputs
 
 
 def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool) -> None:
