@@ -99,7 +99,7 @@ class _Ran:
     """A segment since the last message."""
 
     plan: Plan
-    step_s: float = 0.0  # what a step took here; 0 if that is not known
+    step_s: float = 0.0  # time of a step here; 0 if it is not known
     num_steps: int = 0  # so many steps took that
 
 

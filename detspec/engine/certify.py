@@ -40,7 +40,7 @@ class Certificate:
     # "ordinary": it promises nothing. "certified": its committed bits are the anchor's. "differs": they are not.
     # "not tried": it cannot win.
     status: str
-    why: str = ""  # where bits first part, or why it was not tried; "" for the others
+    why: str = ""  # first difference of bits, or why it was not tried; "" if it holds
     step_s: float = float("inf")  # seconds of one step with the batch full, when it was last timed; inf if it never was
 
     @property
@@ -87,7 +87,7 @@ class _Generated(NamedTuple):
     logprobs: np.ndarray  # [N, max_len] float32
     committed: np.ndarray  # [N] int32, positions in use
     num_accepted: int  # drafted tokens that agreed
-    reports: Sequence[Report]  # where this is from
+    reports: Sequence[Report]  # reports that this is taken from
 
 
 def _generated(probes: Probes, plan: Plan, *, wide_cost: float) -> _Generated:
@@ -206,7 +206,7 @@ def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, Times]:
                 probes.plant(_texts(probes, reports))
                 found = [_timed_wide(probes, plan) for _ in range(WIDE_STARTS)]
                 least_wide[plan] = tuple(map(min, zip(least_wide[plan], *found, strict=True)))
-    # What it takes to start a segment is in both single steps, and falls out.
+    # The time to start a segment is in both single steps, and cancels.
     more = {plan: max(0.0, wide - narrow) if plan.skips else 0.0 for plan, (wide, narrow) in least_wide.items()}
     return {plan: Times(least[plan], least[plan] + more[plan]) for plan in plans}
 

@@ -18,7 +18,7 @@ from detspec.engine.probes import Probes
 from detspec.mesh import COPIES
 
 NUM_LAYERS = 2
-NUM_PAGES = 4  # of each probe's text
+NUM_PAGES = 4  # pages of each probe's text
 MAX_PROBES = 8
 ANY_MESH = "any"
 ONE_CHIP = "1"

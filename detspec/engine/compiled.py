@@ -35,7 +35,7 @@ Executable = Callable[..., Any]  # takes the `args` of a `ProgramCall`
 class ProgramCall(NamedTuple):
     """A jitted function and its arguments: `fn(args[0], cfg, *args[1:], **static)`, or `fn(*args, **static)` without `cfg`."""
 
-    fn: Any  # what `jax.jit` or `Jitted` made
+    fn: Any  # a function that `jax.jit` or `Jitted` made
     cfg: ModelConfig | None
     args: tuple[Any, ...]  # pytrees of arrays
     static: dict[str, Hashable]
@@ -68,7 +68,7 @@ class Programs:
     def _start(self, wanted: "_Wanted", cache: CompileCache | None) -> Future[Executable]:
         with self._lock:
             begun = self._begun.get(wanted.key)
-            if begun is not None and not (begun.done() and begun.exception() is not None):  # what has failed may work next time
+            if begun is not None and not (begun.done() and begun.exception() is not None):  # a failure may not come again
                 return begun
             begun = self._begun[wanted.key] = Future()
         try:
@@ -109,8 +109,8 @@ class _Wanted(NamedTuple):
     """A program that is to be made.
 
     Attributes:
-        key: what it is looked up by.
-        call: its call, with shapes in the place of jax's arrays.
+        key: finds the program.
+        call: a call of the program, with shapes in the place of jax's arrays.
         mesh: the chips that it runs on; None on one device.
         devices: these chips, or that device.
     """

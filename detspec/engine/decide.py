@@ -16,7 +16,7 @@ MAX_ROUNDS = 8
 SEGMENT_STEPS = 64
 MOST_SEGMENT_STEPS = 512
 LOOKING = 0.02  # share of the time that looks of the host should take at most
-TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
+TRIED_STEPS = 4  # steps of a plan that has not run for long, to learn its time by now
 
 
 @dataclasses.dataclass(frozen=True)

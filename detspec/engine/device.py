@@ -51,7 +51,7 @@ from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState
 from detspec.thinking.rider import thinking_rider
 
-PLAIN = Asked(processing=False, choose=True, top_k=0)  # what certificates need; prefill takes the same program
+PLAIN = Asked(processing=False, choose=True, top_k=0)  # as certificates need it; prefill takes the same program
 
 
 class GivenText(NamedTuple):
@@ -73,8 +73,8 @@ class Device:
         room: how many stop tokens and biased tokens a request may have, see `widen`.
         clock: how long the device worked, and waited for the host.
         state: all sequences; every program takes it and gives the next one.
-        riders: what requests may bring values for, and what reads prompts; besides sampling and counters.
-        place: where the weights lie, and so the state: a mesh of chips, or one device.
+        riders: riders besides sampling and counters: requests may bring values for them, and they may read prompts.
+        place: place of the weights and of the state: a mesh of chips, or one device.
         cache: files of compiled programs; None if none are kept.
         wide_costs: for plans that skip, time of a step whose pass reads drafts over that of a plain step.
         shares_pages: whether the cache holds all positions of a text by pages. Where a layer keeps states by seat, sequences

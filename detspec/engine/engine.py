@@ -51,7 +51,7 @@ class Engine:
         config: how it runs.
         schedule: numerics and budget of the anchor, whose bits are committed.
         replicas: copies of the weights, each with a device, places, pages and plans of its own.
-        agreement: what it asks before it uses what only its own process knows.
+        agreement: asked before the engine uses facts that only its own process knows.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Engine:
             model: the weights, on one device or on a mesh.
             config: how it runs; each replica has room for `config.max_requests`.
             drafters: further draft sources with their weights, by the names that `config.method` may have.
-            riders: what requests may bring values for, see `Request.brings`.
+            riders: riders that requests may bring values for, see `Request.brings`.
             num_replicas: copies of the weights, each on as many devices of this process as `model` lies on. All of them work at
                 the same time, and share one queue.
 
@@ -196,9 +196,9 @@ class Engine:
         """Queues a request and returns at once; `step` runs it and returns its updates.
 
         Args:
-            request: its `id` names it in updates and for `abort`; ids of requests in flight should differ.
+            request: the request; its `id` names it in updates and for `abort`; ids of requests in flight should differ.
             stream: updates come with each step that commits tokens, and steps are short; else one update at the end.
-            outbox: where its updates go; None for that of all who do not care, which `step` returns by default.
+            outbox: gets the updates; None for the common outbox, which `step` returns by default.
 
         Raises:
             InputError: the request is unsound or does not fit this engine, see `request`.
@@ -325,7 +325,7 @@ class Engine:
 
         Args:
             num_requests: samples at once (`n` of a request count `n` times), None for any traffic, as a server should.
-            needs: what they need of programs, anything if None.
+            needs: programs that they need, all if None.
             first_only: no more than the first step waits for: one batch size, no drafts, nothing timed. The rest is made after
                 four thousand passes, for the batches that these needed, unless all that was wanted has been prepared.
 

@@ -30,7 +30,7 @@ class EngineConfig:
         prompt_lookup_max: most tokens that it compares; of the longest matches it takes the latest.
         max_stop_ids: stop tokens of one request, the model's own included, for which programs have room from the start. A
             request with more makes the room grow to the next power of two: other programs are compiled and certified, once.
-        max_logit_bias: the same for the tokens of one request's `logit_bias`.
+        max_logit_bias: tokens of one request's `logit_bias` for which programs have room, as `max_stop_ids`.
         segment_steps: most tokens that a sequence gains before the host looks; 1 while a request is streamed. None is 64, or up
             to 512 where steps are so short that looking would take more than 2 % of the time.
         max_prefill_passes: most canonical passes over prompts that decoding sequences wait for between two steps. 1 minimises

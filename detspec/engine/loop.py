@@ -35,7 +35,7 @@ class Loop:
     Attributes:
         replicas: copies of the weights, each with a device, places, pages and plans of its own.
         outbox: updates of requests that came without an outbox.
-        stats: what speculation did for all requests that have ended so far, aborted ones too.
+        stats: counts of speculation for all requests that have ended so far, aborted ones too.
         is_stepping: a step is under way.
     """
 

@@ -8,7 +8,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.sampling_params import SamplingParams, all_stop_ids
 from detspec.schedule import Budget, Schedule
 
-WORTH_MAKING = 1 / 16  # of the passes
+WORTH_MAKING = 1 / 16  # share of the passes
 LARGE_ROWS = 512  # more token rows a pass make larger products
 
 

@@ -14,7 +14,7 @@ from detspec.engine.device import Device
 from detspec.engine.planner import REPLAYS, Planner
 from detspec.engine.policy import Needs, Plan, needed_batches, worth_making
 
-SHARE = 0.1  # of the time that trials take while requests run
+SHARE = 0.1  # trials take this share of the time while requests run
 IMPROVED_AFTER = 4096  # steps and passes over prompts: then all that makes a job faster is worth seconds of compiling
 
 
@@ -23,7 +23,7 @@ class Preparation:
 
     Attributes:
         is_behind: what makes requests faster is compiled while they run; else in a step.
-        behind: what is on its way so; None if nothing is.
+        behind: programs that are made so now; None if none are.
     """
 
     def __init__(self, device: Device, planner: Planner, empty_fn: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Preparation:
         self._planner = planner
         self._empty = empty_fn
         self._improves = True
-        self._needs = Needs()  # what was prepared for behind
+        self._needs = Needs()  # needs that were prepared for behind
         self._passes: Counter[int] = Counter()  # for each batch, steps and passes over prompts since plans were made
 
     def ahead(self, num_requests: int | None, needs: Needs, *, first_only: bool) -> None:
@@ -73,7 +73,7 @@ class Preparation:
     def for_other_room(self) -> None:
         """Begins anew: programs are others from now on. Where all was prepared, requests wait for one program, once."""
         self._planner.forget_programs()
-        self.behind = None  # what is on its way has the room that there was
+        self.behind = None  # programs on their way have the room that there was
         if self.is_behind and not self._improves:
             self.all_behind(self._needs)
         elif not self._improves:

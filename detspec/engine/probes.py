@@ -26,7 +26,7 @@ PROMPT = 40  # tokens that it reads before
 NUM_CHUNKS = 3  # chunks of the longest prompt, if the model thinks
 FILLERS = 2  # pages of made-up keys and values
 LOOKED_AT = 8  # tokens before a text by which it is found again
-NUM_PROBES = 10  # of a certificate at least: five places to begin at, each greedy and sampled
+NUM_PROBES = 10  # at least, in a certificate: five places to begin at, each greedy and sampled
 
 
 def most_far(device: Device) -> int:

@@ -62,16 +62,16 @@ class ReadWork(NamedTuple):
     requests: Requests
     placement: Placement
     max_passes: Array | np.int32
-    texts: Texts  # of length 0 if there is nothing to replay
+    texts: Texts  # length 0 if there is nothing to replay
 
 
 class Decoding(NamedTuple):
     """Work of the steps of a segment."""
 
-    schedule: Schedule  # of the canonical pass
-    source: DraftSource | None  # what drafts; None is ordinary decoding, and nothing is verified
+    schedule: Schedule  # schedule of the canonical pass
+    source: DraftSource | None  # the draft source; None is ordinary decoding, and nothing is verified
     num_tokens: int  # most drafted tokens of a sequence
-    narrow: Budget | None  # of the pass that reads no drafts, if there is such a pass
+    narrow: Budget | None  # budget of the pass that reads no drafts, if there is such a pass
     processing: bool  # False if no sequence asks for more than a temperature
 
 
@@ -120,7 +120,7 @@ def read_sequences(
     """
     texts = jax.tree.map(jnp.asarray, work.texts)
     is_replay = jnp.any(texts.length > 0)
-    max_passes = jnp.where(is_replay, 0, jnp.asarray(work.max_passes))  # of catching up
+    max_passes = jnp.where(is_replay, 0, jnp.asarray(work.max_passes))  # passes that catch up
     after = _arranged(put_requests(state, work.requests), work.placement)
     new = jnp.asarray(work.requests.chosen)
     after = read_by_riders(params, cfg, after, schedule=schedule, new=new, max_passes=max_passes)

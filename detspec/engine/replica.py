@@ -47,12 +47,12 @@ class Replica:
 
     Attributes:
         device: weights, state and programs.
-        planner: its plans, with their times.
+        planner: the replica's plans, with their times.
         preparation: which plans it gets when.
         scheduler: sequences in its places, and the queue of all replicas.
-        pool: its cache pages.
-        mesh: what fingerprints say of its chips.
-        differs: where their bits part from those of one chip; "" if nowhere.
+        pool: the replica's cache pages.
+        mesh: facts on the replica's chips for fingerprints.
+        differs: first difference of their bits from those of one chip; "" if there is none.
         num_tokens: tokens that all its segments so far have committed.
     """
 
@@ -79,7 +79,7 @@ class Replica:
         self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
         self._batch = 0  # the smallest batch that holds the sequences of the segment on the device
         self._is_running = False  # a segment is on the device
-        self._large: Schedule | None = None  # of passes over records; None until it is certified
+        self._large: Schedule | None = None  # schedule of passes over records; None until it is certified
         self.mesh, self.differs = mesh_of_bits(device)
 
     @property

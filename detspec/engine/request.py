@@ -19,7 +19,7 @@ ABORTED = "abort"
 GIVEN = "given"
 FAILED = FINISH_REASONS[NOT_FINITE]
 TopLogprobs = tuple[tuple[int, float], ...]
-# What the canonical pass says of a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
+# Canonical findings about a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
 # ids [T, k] and their log-probabilities [T, k].
 Likeliest = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -31,11 +31,11 @@ class Request:
     Token ids may be in a list, a tuple, a range or an array of numpy, jax or their like; they become tuples of plain integers.
 
     Attributes:
-        id: its name in outputs and errors.
+        id: name of the request in outputs and errors.
         prompt_token_ids: the prompt, at least one token.
         sampling: how it is continued.
         index: number of the sample, once a request of several samples has been parted into them; 0 before.
-        given_token_ids: what follows the prompt, to be scored; if there is any, nothing is generated.
+        given_token_ids: tokens after the prompt, to be scored; if there are any, nothing is generated.
         replays: the given tokens, maybe none, are a record of the request: what the canonical pass has in their places goes out
             as `Completion.replay`, and nothing else.
         brings: values for the engine's riders, by their names.
@@ -79,7 +79,7 @@ class Thought:
 
     Attributes:
         text: without the token that ends it; "" for nothing.
-        token_ids: its tokens, the one that ends it included.
+        token_ids: tokens of the thought, the one that ends it included.
         is_cut: it did not end within `ThinkingConfig.max_thought` tokens; its last one was taken for the end.
     """
 
@@ -97,7 +97,7 @@ class Replay:
             `max_len`.
         logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
         given_logprobs: float32 `[n]`, log-probabilities of the recorded tokens.
-        likeliest: what is found of the whole text, see `Likeliest`; None if the request does not ask for it.
+        likeliest: findings about the whole text, see `Likeliest`; None if the request does not ask for it.
         thoughts: token ids of the thought after each chunk of a prompt that is read with thoughts.
     """
 
@@ -131,12 +131,12 @@ class Completion:
         prompt_logprobs: raw log-probability of each prompt token, None for the first; () if they were not asked for.
         prompt_top_logprobs: the `prompt_logprobs` likeliest tokens at each position of the prompt, none at the first.
         digest: sha256 over prompt, sampling, tokens, log-probability bits, model, schedule and fingerprint.
-        stats: what speculation did.
-        thoughts: what was thought after each chunk of the prompt but the last; () if it was read without thoughts, and on
+        stats: counts of speculation.
+        thoughts: thoughts after each chunk of the prompt but the last; () if it was read without thoughts, and on
             "abort".
-        error: what went wrong in the engine with this request alone, such as a tokenizer that cannot decode its tokens; the
+        error: message of an error of this request alone, such as a tokenizer that cannot decode its tokens; the
             traceback is in the log under its id. There are no tokens, text and digest then. "" if nothing did.
-        replay: what was found if `Request.replays`; there are no tokens, text and digest then, either.
+        replay: findings if `Request.replays`; there are no tokens, text and digest then, either.
     """
 
     id: str

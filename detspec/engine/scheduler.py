@@ -39,8 +39,8 @@ class Scheduler:
     """The places of one device and its pages.
 
     Attributes:
-        sequences: those in places, the oldest first.
-        queue: those that wait, the next one first.
+        sequences: sequences in places, the oldest first.
+        queue: sequences that wait, the next one first.
         pool: which pages are free.
         page_table: int32 `[max_requests, max_pages]`, the pages of each place.
         num_preemptions: how often a sequence gave its pages back.
@@ -104,7 +104,7 @@ class Scheduler:
                 shared = self.num_shared(sequence) if others else 0
                 waits.append(any(other.num_shared(sequence) > shared for other in others) or self._awaits(sequence))
             if waits != [False]:
-                index += len(waits)  # where that raised, the sequence has left the queue
+                index += len(waits)  # if that raised, the sequence has left the queue
                 continue
             copy = self._place(sequence)
             if copy is None:

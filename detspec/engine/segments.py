@@ -62,7 +62,7 @@ class Segments:
         self._acceptance = acceptance
         self._running: Running | None = None
         self._is_started = False  # the segment `_running` is on the device
-        self.scorings: deque[Scoring] = deque()  # of given texts, in the order in which they were started
+        self.scorings: deque[Scoring] = deque()  # scorings of given texts, in the order in which they were started
         self._num_reports = 0
 
     def admit(self, admitted: Sequence[Admitted]) -> None:

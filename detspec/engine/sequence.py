@@ -41,10 +41,10 @@ class SequenceState:
     """The host's view of one sequence, in a place of the device or waiting for one."""
 
     request: Request  # one sample of what is asked for
-    token_bytes: TokenBytes | None = None  # of the model's tokenizer
-    outbox: deque[Update] = dataclasses.field(default_factory=deque)  # where its updates go
+    token_bytes: TokenBytes | None = None  # bytes of the tokenizer's tokens
+    outbox: deque[Update] = dataclasses.field(default_factory=deque)  # gets the updates
     streamed: bool = False  # whether updates are wanted before it ends
-    brought: Brought = NOTHING_BROUGHT  # what riders say of what it brings
+    brought: Brought = NOTHING_BROUGHT  # checked values for riders
     # prompt and new tokens, as far as the host has fetched them; all committed ones while it waits
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)  # log-probabilities of the new tokens among `tokens`
@@ -54,13 +54,13 @@ class SequenceState:
     length: int = 0  # as in `GenState`, when the host last looked
     canonical: int = 0  # length of the prefix whose keys and values come from the canonical pass and may be shared
     place: int | None = None  # index in the device's batch, None while it waits
-    pages: list[int] = dataclasses.field(default_factory=list)  # its pages in order
+    pages: list[int] = dataclasses.field(default_factory=list)  # cache pages in order
     # Prefix-cache keys of the pages that it has to catch up with, each with the positions that make it true; the trailing
     # partial page has one, too. They are made when they are first asked for, and forgotten with the pages.
     keys: list[tuple[bytes, int]] = dataclasses.field(default_factory=list)
     registered: int = 0  # how many of `keys` have been written
     told: list[Any] = dataclasses.field(default_factory=list)  # by a rider of its prompt, as far as the host has fetched it
-    # What the canonical pass says of its text once it has ended, if that was asked for; a replay if the request replays.
+    # Findings of the canonical pass about the ended text, if they were asked for; a replay if the request replays.
     found: Likeliest | Replay | None = None
     finish_reason: str = ""  # why it ended; "" while it goes on
     num_sent: int = 0  # new tokens that earlier updates held

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from detspec.draft.source import Drafter
 from detspec.engine.policy import Plan
 
-WEIGHT = 0.5  # of a segment that was slower than believed; one that was faster is believed, because noise only ever adds
+WEIGHT = 0.5  # weight of a segment that was slower than believed; one that was faster is believed, because noise only ever adds
 MOST_GROWTH = 2.0  # a process that was held up once says little about the plan
 OPTIMISM = 0.99  # a plan is hoped to be this much cheaper for each segment that another was chosen for
 FEW_STEPS = 8  # a segment of fewer counts for less, in streams one of a single step for an eighth

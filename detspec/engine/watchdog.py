@@ -12,7 +12,7 @@ from detspec.errors import InputError
 VARIABLE = "DETSPEC_WATCHDOG_S"  # how many seconds a process waits for the others at least
 LEAST_S = 120.0
 PATIENCE = 50  # may a segment take as many times the predicted seconds
-EXIT_CODE = 75  # what sysexits.h calls a temporary failure: the same command may succeed
+EXIT_CODE = 75  # a temporary failure in sysexits.h: the same command may succeed
 
 
 class Watchdog:

@@ -58,7 +58,7 @@ class Capacity(NamedTuple):
     max_len: int  # positions of a sequence
     max_stop_ids: int  # stop tokens of a request
     max_logit_bias: int  # biased tokens of a request
-    schedule: Schedule  # of the canonical pass
+    schedule: Schedule  # schedule of the canonical pass
 
 
 class Rows(NamedTuple):

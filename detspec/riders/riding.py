@@ -12,7 +12,7 @@ from detspec.errors import InputError
 from detspec.riders.rider import Capacity, Committed, Reader, Rider, Rows, Shared, State, TextsFn
 from detspec.struct import Struct
 
-ProcessFn = Callable[[jax.Array], jax.Array]  # what riders make of the logits [R, V] of rows
+ProcessFn = Callable[[jax.Array], jax.Array]  # logits [R, V] of rows to logits
 
 
 class Followed(Struct):
