@@ -26,7 +26,7 @@ from detspec.state import NO_TOKEN, SamplingArrays
 RAW, PROCESSED, TEMPERED = range(len(LOGPROBS_MODES))
 ChooseFn = Callable[[jax.Array, jax.Array, dict[str, Any], TextsFn], tuple[jax.Array, jax.Array]]
 CERTAIN = 1e30  # a quotient so large that noise does not change it
-NEAR_ZERO = 1e-20  # least temperature but 0: quotients of others are too large for float32 only if logits are above 1e18
+NEAR_ZERO = 1e-20  # bound of temperatures near 0: quotients of others are too large for float32 only if logits are above 1e18
 
 
 def sample(

@@ -38,16 +38,7 @@ MAX_OPTION = 10_000  # widths, precisions and counts that filters take
 LEFT_OUT_FILTERS = {"filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"}
 LEFT_OUT_METHODS = {"encode", "expandtabs", "maketrans", "striptags", "to_bytes", "translate"}
 SHALLOW_FILTERS = {"count", "d", "default", "first", "last", "length"}  # look at no entry, or at one
-LISTING_FILTERS = {
-    "batch",
-    "list",
-    "map",
-    "reject",
-    "rejectattr",
-    "select",
-    "selectattr",
-    "slice",
-}  # list the characters of a text
+LISTING_FILTERS = {"batch", "list", "map", "reject", "rejectattr", "select", "selectattr", "slice"}  # list a text's characters
 WALKING_FILTERS = {*LISTING_FILTERS, "items", "reverse", "tojson"}  # the last one counts what it writes
 NUMERIC = {"divisibleby", "even", "odd", "round"}  # compute with their value, which would repeat or format another one
 READING_TESTS = {"lower", "upper", *NUMERIC}
