@@ -56,7 +56,7 @@ WORKLOADS = ("code", "edits", "random", "T 0.8", "T 1", "mixed")
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """One request, still without its kind."""
+    """A request, still without its kind."""
 
     prompt: list[int]
     temperature: float

@@ -155,7 +155,7 @@ def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int,
 
 
 def decode_contest(sizes: Sizes, schedule: Schedule) -> Contest:
-    """One token of each sequence, compared with a copy that reads and writes as many bytes as its keys and values have."""
+    """Decodes a token a sequence, compared with a copy that reads and writes as many bytes as its keys and values have."""
     cfg = sizes.cfg
     mixer = cfg.layer(0).mixer
     q, k_pages, v_pages, tables, positions = operands(cfg, schedule, sizes.context)

@@ -94,7 +94,7 @@ WORKLOADS = (
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One timed run; `ordinary_engine` means an engine that never serves a deterministic request."""
+    """A timed run; `ordinary_engine` means an engine that never serves a deterministic request."""
 
     workload: str
     rows: int
@@ -220,7 +220,7 @@ def cells_of(workload: Workload, rows: int, shares: Sequence[int]) -> list[Cell]
 
 
 def mixed(requests: list[Request], num_deterministic: int, seed: int) -> list[Request]:
-    """The same requests, `num_deterministic` of them deterministic; larger numbers include the choice of smaller ones."""
+    """Makes `num_deterministic` of the requests deterministic; larger numbers include the choice of smaller ones."""
     chosen = set(np.random.default_rng(seed).permutation(len(requests))[:num_deterministic].tolist())
     return [
         dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, deterministic=i in chosen))
@@ -229,7 +229,7 @@ def mixed(requests: list[Request], num_deterministic: int, seed: int) -> list[Re
 
 
 def run_once(engine: Engine, requests: list[Request], variants: Variants, *, stream: bool) -> dict[str, float]:
-    """One timed run, from the first request to the last completion."""
+    """Times a run, from the first request to the last completion."""
     completions = []
     live_seconds = 0.0
     busy_s = engine.busy_s

@@ -96,7 +96,7 @@ def compare(workers: list[subprocess.Popen[str]], turn: Turn, num_rounds: int) -
 
 
 def ask(worker: subprocess.Popen[str], turn: Turn) -> Seconds:
-    """What one turn takes."""
+    """Lets the worker take a turn, and returns its seconds."""
     worker.stdin.write(json.dumps(turn) + "\n")
     worker.stdin.flush()
     return tuple(json.loads(worker.stdout.readline()))

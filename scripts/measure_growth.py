@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What one engine runs."""
+    """Sizes of an engine's run."""
 
     axis: str
     size: int
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def first(self) -> "Case":
-        """What the case is compared with."""
+        """The case that this is compared with."""
         if self.axis == "vocabulary":
             return dataclasses.replace(self, way="greedy")
         return dataclasses.replace(self, size=SIZES[self.axis][0])

@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def sizes(package: Path) -> dict[str, Any]:
-    """What the sources say; lists hold names."""
+    """Counts of the sources; lists hold names."""
     texts = {module_of(path, package): path.read_text() for path in sorted(package.rglob("*.py"))}
     trees = {name: ast.parse(text) for name, text in texts.items()}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
@@ -96,7 +96,7 @@ def importers(trees: Trees) -> dict[str, set[str]]:
 
 
 def profiled(root: Path) -> dict[str, Any]:
-    """What one call, a stream and a job do in this process, whose package must be that of `root`."""
+    """Profiles a call, a stream and a job in this process, whose package must be that of `root`."""
     import detspec as ds
 
     assert Path(ds.__file__).is_relative_to(root), f"{ds.__file__} was imported, not the package of {root}"

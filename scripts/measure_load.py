@@ -79,7 +79,7 @@ def write(folder: Path, gb: float, shards: int) -> int:
 
 
 def run(kind: str, folder: Path, devices: int) -> dict[str, float]:
-    """One measurement in a new process, after dropping the files from the page cache."""
+    """Measures in a new process, after dropping the files from the page cache."""
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             os.fsync(file.fileno())

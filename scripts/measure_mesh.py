@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What a chip holds of a model and its cache, and what a message between two processes takes.
+"""Bytes of a model and its cache on a chip, and the time of a message between two processes.
 
 Chips are simulated devices of one CPU. The first table compares bytes on the fullest chip with those on one chip alone, cut
 into as many parts. Weights count, and page pools. Where there are fewer KV heads than chips, several chips hold the same
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def children(what: str, args: argparse.Namespace, environments: Sequence[dict[str, str]]) -> list[Any]:
-    """What this script prints in processes with these environments, which run at the same time."""
+    """Runs this script at the same time in processes with these environments, and returns its outputs."""
     options = ["--measure", what, "--messages", str(args.messages), "--chips", *map(str, args.chips)]
     started = [
         subprocess.Popen(

@@ -94,7 +94,7 @@ def measure(root: Path, home: Path, *args: str) -> float:
 
 
 def imports(root: Path, home: Path) -> Iterator[tuple[str, float]]:
-    """What needs no program."""
+    """Times of imports, which need no program."""
     yield "import detspec", measure(root, home, "-c", "import detspec")
     yield "detspec --help", measure(root, home, "-c", COMMAND, "--help")
 

@@ -193,7 +193,7 @@ def generate_texts(process: Process, prompts: Prompts, new_tokens: int) -> dict[
 
 
 def describe_systems(running: Mapping[str, Process], texts: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What is known of each system besides its samples."""
+    """Facts of each system besides its samples."""
     reference = texts[reference_of(running)]["tokens"]
     return {
         name: {

@@ -51,7 +51,7 @@ CONTROLLED = ("qwen2 float32", "gemma2 float32")  # models that controls run, to
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """One way to run the requests.
+    """A way to run the requests.
 
     Attributes:
         name: name in the table.
@@ -106,7 +106,7 @@ def main() -> int:
 
 
 def run_all(names: list[str], num_requests: int, folder: Path) -> dict[tuple[str, str], Run]:
-    """What each model gave in each way, by names of model and way: from the files of `folder`, which gets those it lacks."""
+    """Answers of each model in each way, by names of model and way: from the files of `folder`, which gets those it lacks."""
     folder.mkdir(exist_ok=True)
     runs = [(name, way) for name in names for way in (*WAYS, *CONTROLS * (name in CONTROLLED))]
     found: dict[tuple[str, str], Run] = {}

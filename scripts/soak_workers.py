@@ -123,7 +123,7 @@ def run(command: Sequence[str]) -> str:
 
 
 class Worker:
-    """One of the workers, and its starts.
+    """A worker, and its starts.
 
     Attributes:
         is_done: it ended by itself, with exit code 0.

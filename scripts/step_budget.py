@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Where the time of a decoding step goes on the CPU, and the least time that memory and arithmetic would need.
+"""Parts of the time of a decoding step on the CPU, and the least time that memory and arithmetic would need.
 
 jax's profiler names every operation that XLA runs. The compiled program says what it belongs to in a step: products with
 weights, attention, moves (keys and values into pages, embeddings out of the table), sampling, and the rest of the layers. What

@@ -29,7 +29,7 @@ WINDOWS = {"tiny": (4,), "full": (4, 8, 16, 32)}
 
 
 class Setting(NamedTuple):
-    """Where windows begin, how long they are, what drafts, and whether passes verify it."""
+    """Start and length of windows, the draft source, and whether passes verify it."""
 
     alignment: str
     window: int

@@ -39,7 +39,7 @@ class Cut(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its line in the picture is called."""
+        """Name of the line in the picture."""
         return f"{self.draft}, {f'G = {self.groups}' if self.verified else 'unverified'}"
 
 

@@ -31,7 +31,7 @@ TEMPERATURES = {"tiny": (0.0, 1.0), "full": (0.0, 0.8, 1.0)}
 
 
 class Setting(NamedTuple):
-    """What drafts at which temperature, and whether passes verify it."""
+    """A draft source, a temperature, and whether passes verify drafts."""
 
     draft: str
     temperature: float

@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its line in the picture is called."""
+        """Name of the line in the picture."""
         return f"{self.attention}, tile {self.tile}" + (f", {self.splits} splits" if self.splits > 1 else "")
 
 

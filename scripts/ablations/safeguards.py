@@ -1,4 +1,4 @@
-"""What each safeguard of a canonical pass costs, and whether bits depend on the batch without it.
+"""Cost of each safeguard of a canonical pass, and whether bits depend on the batch without it.
 
     python -m scripts.ablations.safeguards
 
@@ -39,7 +39,7 @@ KEPT = ("all on", "all on, 64 rows", "both off, 64 rows")  # a fixed shape is a 
 
 
 class Setting(NamedTuple):
-    """What is off, and how many requests there are."""
+    """The safeguard that is off, and the number of requests."""
 
     name: str
     batch: int

@@ -1,4 +1,4 @@
-"""What all ablations have in common on the command line and on paper: options, one format of tables, and a picture.
+"""Common parts of all ablations: options, one format of tables, and a picture.
 
 A row has named columns, the same in every row: first settings, then what was found. A value is a string, a number, a bool or a
 `Spread`, which is a median with quartiles, and takes three columns of the CSV:
@@ -40,7 +40,7 @@ class Spread(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What the command line says."""
+    """Options of the command line."""
 
     out: Path
     size: str  # "tiny" or "full"
@@ -48,7 +48,7 @@ class Options(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """What is drawn: a panel for each column of `y` over the values of column `x`, a line for each value of column `lines`."""
+    """A picture: a panel for each column of `y` over the values of column `x`, a line for each value of column `lines`."""
 
     x: str
     lines: str
@@ -62,7 +62,7 @@ class Promise(NamedTuple):
     is_control: Callable[[Row], bool]
 
     def broken(self, rows: Sequence[Row]) -> str:
-        """What is not as promised, in words; "" if all is."""
+        """Names the broken promises, in words; "" if there are none."""
         moved = [str(dict(row)) for row in rows if row[self.column] and not self.is_control(row)]
         if moved:
             return f"{self.column} must be 0 in {moved[0]}"

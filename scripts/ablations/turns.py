@@ -32,7 +32,7 @@ NUM_PROMPTS, PROMPT_LEN = (64, 32)
 
 @dataclasses.dataclass
 class Turns:
-    """What one setting did, an entry for each counted round."""
+    """Results of a setting, an entry for each counted round."""
 
     seconds: list[float] = dataclasses.field(default_factory=list)
     cpu_s: list[float] = dataclasses.field(default_factory=list)  # of all threads
@@ -48,11 +48,11 @@ class Turns:
         }
 
     def ratio(self, name: str, over: str) -> Spread:
-        """What was counted as `name` over what was counted as `over`; nan where that is 0."""
+        """Ratio of the count `name` to the count `over`; nan where that is 0."""
         return Spread.of(counted[name] / counted[over] if counted[over] else math.nan for counted in self.counts)
 
     def percent(self, name: str, over: str) -> Spread:
-        """The same in percent."""
+        """Ratio in percent, as `ratio`."""
         return Spread(*(100 * value for value in self.ratio(name, over)))
 
     def moved_from(self, other: "Turns", *, requests: int | None = None) -> float:
@@ -89,7 +89,7 @@ def in_turns(runs: Mapping[Key, Run], options: Options, *, rounds: int | None = 
 
 
 def asked(options: Options, **changes: Any) -> ds.SamplingParams:
-    """What a request asks for, greedy unless `changes` say otherwise."""
+    """Sampling parameters of a request, greedy unless `changes` say otherwise."""
     common = {"max_tokens": NEW_TOKENS[options.size], "seed": options.seed, "ignore_eos": True}
     return ds.SamplingParams(**{**common, **changes})
 

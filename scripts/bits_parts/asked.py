@@ -1,4 +1,4 @@
-"""What the parts ask for: requests of all kinds, drawn from a seed."""
+"""Requests of the parts, of all kinds, drawn from a seed."""
 
 import random
 from typing import Any

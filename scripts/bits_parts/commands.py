@@ -53,7 +53,7 @@ def batch_api(record: Record) -> None:
 
 
 def workers(record: Record) -> None:
-    """One worker of any number takes all chunks, and their outputs are merged."""
+    """Runs a worker that takes all chunks, and merges the outputs."""
     folder = new_folder("workers")
     write_lines(folder / "in.jsonl", _prompts())
     run(folder, "generate", "--prompts", "in.jsonl", "--out", "out.jsonl", "--shard", "auto", "--chunk-lines", "5", *OPTIONS)
@@ -93,7 +93,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def run(folder: Path, *args: str) -> str:
-    """What `detspec` says, on both outputs, with these arguments; fails if it does."""
+    """Runs `detspec` with these arguments; returns stdout and stderr together. Fails if it does."""
     done = subprocess.run(_command(*args), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"detspec {' '.join(args)} exited with {done.returncode}: {done.stdout}"
     return done.stdout

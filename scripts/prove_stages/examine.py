@@ -95,7 +95,7 @@ def row_budgets(setting: Setting) -> list[Budget]:
 
 
 def split_budgets(setting: Setting) -> list[Budget]:
-    """The same rows in other windows."""
+    """Budgets that cut the same rows into other windows."""
     rows = schedule_of(setting).budget.rows
     window = schedule_of(setting).budget.window
     return [Budget(rows, 1 << power) for power in range(rows.bit_length()) if 1 << power != window]

@@ -13,7 +13,7 @@ OPTIONAL = ("jinja2", "tokenizers", "safetensors", "optax", "orbax", "tqdm")  # 
 
 
 def missing(names: tuple[str, ...] = NEEDED) -> list[str]:
-    """Those of `names` that cannot be imported."""
+    """Returns those of `names` that cannot be imported."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 

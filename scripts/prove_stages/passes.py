@@ -172,7 +172,7 @@ def schedules(setting: Setting, steps: tuple[int, ...], passes: tuple[int, ...])
 
 
 def measured_schedules(setting: Setting, steps: tuple[int, ...], passes: tuple[int, ...]) -> list[Schedule]:
-    """These, and canonical steps of as many rows as the others, which an engine takes where it certifies them."""
+    """Lists schedules, and canonical steps of as many rows, which an engine takes where it certifies them."""
     own = setting.schedule_fn(setting.size.cfg)
     return [*schedules(setting, steps, passes), *(own.with_budget(rows, 1) for rows in steps)]
 

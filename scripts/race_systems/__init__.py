@@ -13,7 +13,7 @@ Generate = Callable[[Prompts, int], list[list[int]]]  # prompts of one length, n
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a system makes room for."""
+    """Sizes that a system makes room for."""
 
     max_requests: int
     max_len: int  # positions of a request, prompt and new tokens together

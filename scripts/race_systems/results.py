@@ -30,7 +30,7 @@ Samples = Sequence[Sample]
 
 
 def seconds_of(samples: Samples, batch: int, system: str, measure: str) -> list[float]:
-    """One number a round."""
+    """A number for each round."""
     chosen = [sample for sample in samples if (sample.batch, sample.system) == (batch, system)]
     return [sample.seconds(measure) for sample in sorted(chosen, key=lambda sample: sample.round)]
 

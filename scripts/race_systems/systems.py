@@ -1,4 +1,4 @@
-"""What races: systems, the environments they run in, the forms of the model they read."""
+"""Systems of the race, the environments they run in, the forms of the model they read."""
 
 import dataclasses
 from typing import Any
@@ -56,7 +56,7 @@ OPENVINO = Form("openvino", "write_openvino", "openvino-export")
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """One row of the table.
+    """A row of the table.
 
     Attributes:
         name: name in tables.

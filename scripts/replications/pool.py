@@ -24,7 +24,7 @@ POLL_S = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One process.
+    """A process.
 
     Attributes:
         name: the name of the run and of its folder.

@@ -1,4 +1,4 @@
-"""One completion over HTTP, with the time of each piece; a client that costs little next to a server on two cores.
+"""A completion over HTTP, with the time of each piece; a client that costs little next to a server on two cores.
 
 Pieces are chunks of HTTP's chunked encoding, which hold whole server-sent events. `http.client` would block, and libraries
 that do all of HTTP take a tenth of a core at a thousand pieces a second.
@@ -16,7 +16,7 @@ DONE = b"[DONE]"
 
 @dataclasses.dataclass
 class Answer:
-    """What one request got, times in seconds of `time.perf_counter`.
+    """Answer to a request, times in seconds of `time.perf_counter`.
 
     Attributes:
         began: when it was sent.

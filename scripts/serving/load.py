@@ -67,7 +67,7 @@ def summary(
     percentiles: Sequence[float] = (50, 99),
     goodput: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """What `vllm bench serve` reports, under its names; times in milliseconds."""
+    """Figures of `vllm bench serve`, under its names; times in milliseconds."""
     done = [answer for answer in answers if not answer.error]
     num_tokens = sum(answer.num_tokens for answer in done)
     found: dict[str, Any] = {

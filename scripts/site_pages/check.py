@@ -14,7 +14,7 @@ UNRESOLVED = re.compile(r"<autoref\b|\]\[[\w.]+\]")  # a reference that became n
 
 
 class Page(HTMLParser):
-    """What one page links to, loads, and can be linked to by."""
+    """Links of a page, files that it loads, and anchors that others can link to."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 
 def errors(site: Path) -> Iterator[str]:
-    """One line for each thing that is wrong with the site in the folder `site`."""
+    """A line for each error of the site in the folder `site`."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     if not pages:
         yield f"{site} has no pages"
@@ -73,7 +73,7 @@ def errors(site: Path) -> Iterator[str]:
 
 
 def _link_error(site: Path, path: Path, target: str, pages: dict[Path, Page]) -> str:
-    """What is wrong with a link from the page at `path`; "" for nothing, and for what leads to another host."""
+    """Error of a link from the page at `path`; "" if there is none, or if the link leads to another host."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return ""

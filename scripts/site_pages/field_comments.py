@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 
 class Comment(NamedTuple):
-    """One comment of a file."""
+    """A comment of a file."""
 
     text: str
     is_alone: bool  # it has the line for itself
 
 
 def comment_of(found: dict[int, Comment], first: int, last: int) -> str:
-    """What is said of the field in lines `first` to `last`: the comment behind it, else the lines of comments right above."""
+    """Comment on the field in lines `first` to `last`: the comment behind it, else the lines of comments right above."""
     if behind := [found[line].text for line in range(first, last + 1) if line in found]:
         return " ".join(behind)
     above: list[str] = []

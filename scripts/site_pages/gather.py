@@ -49,7 +49,7 @@ def gather(root: Path, out: Path) -> None:
 
 
 class Folder:
-    """Where each file of the repository lies in the folder `out`.
+    """Places of the repository's files in the folder `out`.
 
     Attributes:
         notebooks: sources of the notebooks.
@@ -98,7 +98,7 @@ class Folder:
         return markdown.rewritten(markdown.without_outside_images(text), target_of)
 
     def place_of(self, target: Path) -> str | None:
-        """Where `target` of the repository is in the folder, with an anchor if it is a part of a page; None if nowhere.
+        """Place of `target` of the repository in the folder, with an anchor if it is a part of a page; None if nowhere.
 
         A file that is no page is copied there.
         """
@@ -129,7 +129,7 @@ class Folder:
 
 
 def page_of(source: Path) -> str:
-    """Where a page of the repository lies in the folder.
+    """Place of a page of the repository in the folder.
 
     README.md -> index.md    docs/mesh.md -> mesh.md    CONTRIBUTING.md -> contributing.md
     scripts/replications/llm42/README.md -> scripts/replications/llm42.md

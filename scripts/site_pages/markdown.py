@@ -45,7 +45,7 @@ def links(text: str) -> Iterator[Link]:
 
 
 def anchors(text: str) -> set[str]:
-    """What links may have after "#": a name for each heading, as GitHub makes it."""
+    """Anchors, which links have after "#": a name for each heading, as GitHub makes it."""
     found: set[str] = set()
     for _, title in headings(text):
         name, count = slug(title), 1

@@ -124,7 +124,7 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
 
 
 def _help(parser: argparse.ArgumentParser) -> str:
-    """What `--help` prints on a terminal 100 columns wide."""
+    """Output of `--help` on a terminal 100 columns wide."""
     formatter = parser.formatter_class
 
     def wide(prog: str) -> argparse.HelpFormatter:

@@ -86,7 +86,7 @@ def run_part(args: argparse.Namespace) -> int:
 
 
 def make_trials(args: argparse.Namespace) -> Any:
-    """What runs the trials of a part; what takes a device is imported in the part that may."""
+    """Returns the function that runs the trials of a part; modules that take a device are imported in the part that may."""
     folder = args.workdir.resolve()
     size = SIZES[args.size]
     if args.part == "engines":

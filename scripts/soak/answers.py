@@ -1,4 +1,4 @@
-"""What engines answer, as plain values, and in how many tokens two answers differ."""
+"""Answers of engines as plain values, and the number of tokens in which two answers differ."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from detspec.engine.request import ABORTED, Completion
 
 
 class Answer(NamedTuple):
-    """What is deterministic about one sample."""
+    """The deterministic facts of a sample."""
 
     token_ids: list[int]
     bits: list[int]  # of the float32 log-probabilities

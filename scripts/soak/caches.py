@@ -1,4 +1,4 @@
-"""Where compiled programs are kept."""
+"""Folders of compiled programs."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What must hold of expected answers in other ways to ask for them: scored, read as prompts, audited; and of ties."""
+"""Checks of expected answers in other ways to ask for them: scored, read as prompts, audited; and of ties."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

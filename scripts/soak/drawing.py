@@ -1,4 +1,4 @@
-"""What a trial draws: a value for each axis that must not matter."""
+"""Values that a trial draws: one for each axis that must not matter."""
 
 import dataclasses
 import random
@@ -12,7 +12,7 @@ METHODS_ON_CHIPS = ("none", "ngram", "self")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What decides which programs an engine needs, and what it is told when it is made.
+    """Arguments of an engine, which decide the programs that it needs.
 
     Attributes:
         model: name of the subject.
@@ -39,7 +39,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """What a trial draws besides, at no cost of compiling.
+    """Further values of a trial, at no cost of compiling.
 
     Attributes:
         composition: number of requests, all of the subject's or fewer.
@@ -95,7 +95,7 @@ def _possible(model: str, chips: int, max_requests: int, method: str | tuple[str
 
 
 def draw_way(rng: random.Random) -> Way:
-    """One way to use an engine."""
+    """Draws a way to use an engine."""
     return Way(
         composition=rng.choice(("one", "few", "half", "all", "all")),
         order=rng.choice(("file", "reversed", "shuffled")),

@@ -48,7 +48,7 @@ class EngineTrials:
         self.fingerprint = ds.fingerprint()
 
     def run(self, rng: random.Random) -> Facts:
-        """One trial: what it drew, what happened, and what differs."""
+        """Runs a trial: returns what it drew, what happened, and what differs."""
         if rng.random() < ARE_CONTROLS:
             return self._chips_that_add(rng) if rng.random() < CHIPS_ADD else self._ordinary(rng)
         shape = rng.choice(self._shapes)
@@ -155,6 +155,6 @@ def control(name: str, answers: Answers, expected: Answers) -> Facts:
 
 
 def counts(engine: ds.Engine) -> dict[str, int]:
-    """What an engine has done so far."""
+    """Counts of an engine so far."""
     stats = engine.stats
     return {"preemptions": engine.num_preemptions, "drafted": stats.num_draft_tokens, "rollbacks": stats.num_rollbacks}

@@ -17,7 +17,7 @@ LONGEST_LIFE = 12  # steps from an arrival to an abort
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """What is served together.
+    """Requests that are served together.
 
     Attributes:
         requests: all requests, in the order in which they arrive.
@@ -33,7 +33,7 @@ class Gathered:
 
 
 def drawn_requests(rng: random.Random, composition: str, requests: Sequence[ds.Request]) -> list[ds.Request]:
-    """One, a few, half or all of the requests, in their order."""
+    """Draws one, a few, half or all of the requests, in their order."""
     number = {"one": 1, "few": rng.randint(2, FEW), "half": len(requests) // 2, "all": len(requests)}[composition]
     return [requests[place] for place in sorted(rng.sample(range(len(requests)), number))]
 

@@ -43,7 +43,7 @@ class JobTrials:
         self.fingerprint = jobs[0].fingerprint()
 
     def run(self, rng: random.Random) -> dict[str, Any]:
-        """One trial: what it drew, what happened, and what differs."""
+        """Runs a trial: returns what it drew, what happened, and what differs."""
         try:
             return self._ordinary(rng) if rng.random() < ARE_ORDINARY else self._deterministic(rng)
         except UnexpectedError as error:

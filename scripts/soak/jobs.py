@@ -57,7 +57,7 @@ class Job:
         return ("audit", *self._named, "--records", str(records))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the output's bits depend on."""
+        """Fingerprint, which the output's bits depend on."""
         manifest = json.loads(sibling(self.out, "manifest").read_text())
         return dict(manifest["fingerprint"])
 

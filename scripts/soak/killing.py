@@ -1,4 +1,4 @@
-"""One job of `detspec generate`, started again and again until it is whole.
+"""A job of `detspec generate`, started again and again until it is whole.
 
 Each start draws options that must not matter, and what happens to it: a signal at a moment that is measured in completions, or
 room on the disk for a few bytes more. What the journal held before a start must be in it afterwards.
@@ -49,7 +49,7 @@ TAMPERED = 0.05
 
 @dataclasses.dataclass
 class Tally:
-    """What happened to a job so far; each control has how often it found what was put in, and how often something was."""
+    """Events of a job so far; each control has how often it found what was put in, and how often something was."""
 
     starts: int = 0
     kills: Counter[str] = dataclasses.field(default_factory=Counter)  # by signal and moment

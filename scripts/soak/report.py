@@ -1,4 +1,4 @@
-"""What all trials of a work folder found, as counts and as tables."""
+"""Findings of all trials of a work folder, as counts and as tables."""
 
 import json
 from collections import defaultdict

@@ -17,7 +17,7 @@ Line = dict[str, Any]  # "id", "prompt_token_ids" and "sampling", as in a file o
 
 @dataclasses.dataclass(frozen=True)
 class Material:
-    """What requests are made of.
+    """Parts that requests are made of.
 
     Attributes:
         texts: three texts as token ids, which prompts are cut from.
@@ -65,7 +65,7 @@ def some_lines(material: Material, number: int, seed: int) -> list[Line]:
 
 
 def further(i: int, common: Sequence[int], stops: tuple[str, ...]) -> dict[str, Any]:
-    """What request `i` asks for besides: stop tokens, penalties, stop strings, several samples, processed log-probabilities."""
+    """Further wishes of request `i`: stop tokens, penalties, stop strings, several samples, processed log-probabilities."""
     asked: dict[str, Any] = {}
     if i % 5 == 0:
         asked["stop_token_ids"] = list(common[:2])

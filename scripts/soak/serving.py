@@ -10,7 +10,7 @@ from scripts.soak.answers import Answer, bits_of, name_of
 
 @dataclasses.dataclass
 class Served:
-    """What came back.
+    """The answers that came back.
 
     Attributes:
         answers: by name of the sample.

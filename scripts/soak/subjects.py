@@ -109,7 +109,7 @@ class Subject:
 
 
 def ordinary(request: ds.Request) -> ds.Request:
-    """The same request, unverified."""
+    """Returns the request unverified."""
     return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, deterministic=False))
 
 

@@ -11,7 +11,7 @@ Found = dict[str, Any]  # the result of one measurement
 
 
 class Panel(NamedTuple):
-    """One panel of the figure and section of the page."""
+    """A panel of the figure and section of the page."""
 
     title: str
     source: str  # figure of the paper

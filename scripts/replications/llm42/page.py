@@ -46,7 +46,7 @@ def head(found: dict[str, Any]) -> str:
 
 
 def bars(results: dict[str, Found]) -> str:
-    """What was to be reached, and whether it was."""
+    """Bars that were to be reached, and whether they were."""
     lines = []
     for one in results.get("throughput", {}).get("found", ()):
         ratio = one["ratio"]["100"]
@@ -72,7 +72,7 @@ def met(is_met: bool) -> str:
 
 
 def section(number: int, panel: Panel, result: Found, predicted: dict[str, Any]) -> list[str]:
-    """One panel: the paper's number, ours, what differs and why, and a table."""
+    """Writes a panel: the paper's number, ours, what differs and why, and a table."""
     theirs, ours = panel.lines(result)
     model, layers = result["settings"]["shape"]
     shown = {

@@ -50,7 +50,7 @@ def pass_times(*, shape: Shape, rows: Sequence[int], context: int, repeats: int)
 
 
 def _prepare(params: Params, cfg: ModelConfig, schedule: Schedule, context: int) -> Prepare:
-    """What times one pass; the cache goes from call to call."""
+    """Returns a function that times a pass; the cache goes from call to call."""
     G = schedule.budget.groups
     W = schedule.budget.window
     tokens = np.random.default_rng(G).integers(0, cfg.vocab_size, (G, W))

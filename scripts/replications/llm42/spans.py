@@ -57,7 +57,7 @@ def spans(*, shape: Shape, requests: int, in_flight: int, prompt_lens: tuple[int
 
 
 def compare(alone: Completion, other: Completion) -> dict[str, int | None]:
-    """Where two completions of one request differ, see `spans`."""
+    """Finds the differences of two completions of a request, see `spans`."""
     tokens = agreements(alone.token_ids, other.token_ids)
     bits = agreements(*(np.asarray(one.logprobs, np.float32).view(np.uint32).tolist() for one in (alone, other)))
     return {"token": tokens[0], "second": tokens[1], "bits": bits[0]}

@@ -1,4 +1,4 @@
-"""What the panels share: a model, its engines, requests, their arrivals, and what each request gave, bit for bit."""
+"""Common parts of the panels: a model, its engines, requests, their arrivals, and what each request gave, bit for bit."""
 
 import dataclasses
 import time
@@ -75,7 +75,7 @@ def requests_of(model: Model, lengths: Sequence[Lengths]) -> list[Request]:
 
 
 def mixed(requests: Sequence[Request], share: int, seed: int = 42) -> list[Request]:
-    """The same requests, `share` % of them deterministic, rounded up; larger shares include the choice of smaller ones."""
+    """Returns the requests, `share` % of them deterministic, rounded up; larger shares include the choice of smaller ones."""
     number = -(-share * len(requests) // 100)
     chosen = set(np.random.default_rng(seed).permutation(len(requests))[:number].tolist())
     return [
@@ -85,7 +85,7 @@ def mixed(requests: Sequence[Request], share: int, seed: int = 42) -> list[Reque
 
 
 class Played(NamedTuple):
-    """One run of requests through an engine; times in seconds, by the ids of the requests."""
+    """A run of requests through an engine; times in seconds, by the ids of the requests."""
 
     seconds: float
     completions: dict[str, Completion]
@@ -149,7 +149,7 @@ class Seen:
         self._num_results = 0
 
     def add(self, completion: Completion, *, deterministic: bool, where: str = "") -> None:
-        """One result; `where` names what committed bits may depend on, so that only equal ones are compared."""
+        """Adds a result; `where` names what committed bits may depend on, so that only equal ones are compared."""
         named = dataclasses.replace(completion, id=f"{where} {completion.id}")
         self._variants.add("deterministic" if deterministic else "ordinary", named)
         if deterministic:

@@ -21,7 +21,7 @@ PREFILL_WINDOW = 16  # for a prompt that is read without thoughts
 
 
 class Setting(NamedTuple):
-    """One way to an answer; all decode one canonical token per row and pass."""
+    """A way to an answer; all decode one canonical token per row and pass."""
 
     arm: str  # "thinking", "cot" or "no_cot"
     chunks: int  # chunks of a prompt in a reading pass, with trivial guesses from the second on; 0 without thoughts
@@ -102,7 +102,7 @@ def continuations_of(task: Task, problems: Sequence[Problem], arm: str) -> list[
 
 
 def prepare(model: Model, prompts: Sequence[Sequence[int]], setting: Setting, max_tokens: int, until: str) -> Prepare:
-    """What makes a state of `prompts`, and the call that brings it to its "answer", or to the end of its "reading"."""
+    """Returns a maker of a state of `prompts`, and the call that brings it to its "answer", or to the end of its "reading"."""
     schedule = chosen_schedule(None, model.cfg)
     window = thinking_of(model.cfg).chunk if setting.chunks else PREFILL_WINDOW
     reads = schedule.with_budget(setting.rows, window)

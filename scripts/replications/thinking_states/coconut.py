@@ -35,7 +35,7 @@ class LatentRows(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """What is attended to in one layer, and where it stands."""
+    """Keys of a layer, and their positions."""
 
     k: jax.Array  # [B, S, K, H]
     v: jax.Array  # [B, S, K, H]

@@ -169,7 +169,7 @@ def question(results: Results) -> str:
 
 
 def missing(results: Results) -> str:
-    """What was not measured, and why."""
+    """Names the missing measurements, and why they are missing."""
     rows = [list(row) for row in MISSING]
     if lacking := unfinished(results):
         rows.append([", ".join(lacking), "runs of this command that had not finished when this page was written"])

@@ -61,7 +61,7 @@ class Widths(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CurriculumConfig:
-    """One run that goes on from a model that writes its chain of thought."""
+    """A run that goes on from a model that writes its chain of thought."""
 
     # task, optimiser, seed, steps and evaluation; its arm is "cot", and its backbone the folder of a trained model of that arm
     base: ReasoningConfig

@@ -32,7 +32,7 @@ LAST_STEPS = 20  # whose mean loss is reported
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One measurement: `function(*models, **settings)`; `quick` holds the settings that differ in a trial."""
+    """A measurement: `function(*models, **settings)`; `quick` holds the settings that differ in a trial."""
 
     function: Callable[..., Any]
     models: tuple[str, ...]

@@ -58,7 +58,7 @@ def answer_speeds(
 
 
 def setting_of(model: Model, task: Task, arm: str, batch: int) -> Setting:
-    """One chunk of each prompt a pass for a model that thinks; others read at least 16 positions of each."""
+    """Setting with a chunk of each prompt a pass for a model that thinks; others read at least 16 positions of each."""
     if model.cfg.thinking is not None:
         return Setting(arm, 1, batch * model.cfg.thinking.chunk)
     return Setting(arm, 0, max(batch * PREFILL_WINDOW, 64))

@@ -210,7 +210,7 @@ def runs_table(results: Results) -> str:
 
 
 def _bound(batch: int, thinking: dict[str, Any], cot: dict[str, Any]) -> str:
-    """One sentence on what the times to the answer consist of."""
+    """A sentence on the parts of the times to the answer."""
     return (
         f"With {batch} prompt(s), {thinking['passes']:.1f} passes over chunks and their thoughts follow each other, each of "
         f"{thinking['reading_ms'] / max(thinking['passes'], 1):.2f} ms. A chain has {cot['tokens']:.1f} tokens, each of "

@@ -59,7 +59,7 @@ def test_forced_thought_stands_there_and_only_another_one_changes_what_is_read(m
         return ready_state(model, prompts, max_tokens=1, schedule=SCHEDULE)
 
     def keys(state: GenState) -> np.ndarray:
-        """Of the last layer, in the chunk behind the thought."""
+        """Keys of the last layer, in the chunk behind the thought."""
         return np.asarray(keys_of_positions(state.cache, 12, 16))
 
     free = read_prompts(model.params, CFG, start(), schedule=SCHEDULE)

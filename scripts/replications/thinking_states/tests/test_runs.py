@@ -36,7 +36,7 @@ def test_config_file_is_found_by_the_installed_command(tmp_path):
 
 
 def base_of(config: Training) -> ReasoningConfig:
-    """What a run that takes a chain away has in common with one that writes it."""
+    """Common fields of a run that takes a chain away and one that writes it."""
     return config.base if isinstance(config, CurriculumConfig) else config
 
 
