@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: the garbage collector need not look at it at every turn."""
+    """Imported modules stay: the garbage collector need not look at them at every turn."""
     gc.collect()
     gc.freeze()
 

@@ -99,7 +99,7 @@ def _places(document: Any) -> Any:
 
 
 def outcome(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or the `InputError` that it raises, with a short message; either takes a few seconds at most."""
+    """Result of `read`, or the `InputError` that it raises, with a short message; either takes a few seconds at most."""
     start = time.process_time()
     try:
         found = read()

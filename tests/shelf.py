@@ -11,7 +11,7 @@ from tests.thinking.fakes import ALIBI_THINKER_CFG, TABLE_THINKER_CFG, THINKER_C
 
 
 class Shape(NamedTuple):
-    """What decides which program is compiled, besides the draft."""
+    """All that decides which program is compiled, besides the draft."""
 
     cfg: ModelConfig
     schedule: Schedule
@@ -20,15 +20,15 @@ class Shape(NamedTuple):
 
     @property
     def alone(self) -> "Shape":
-        """One sequence, one token a window, in passes of as many rows: the plainest way, which others are compared with."""
+        """Shape of a sequence alone, a token a window, in passes of as many rows: the plainest way, which others must equal."""
         return self._replace(schedule=self.schedule.with_budget(self.schedule.budget.rows, 1), batch=1)
 
     def with_numerics(self, **changes: Any) -> "Shape":
-        """The same shape with some fields of `Numerics` changed."""
+        """Returns the shape with some fields of `Numerics` changed."""
         return self._replace(schedule=self.schedule.with_numerics(**changes))
 
     def with_dtype(self, dtype: str) -> "Shape":
-        """The same shape with weights and streams of `dtype`."""
+        """Returns the shape with weights and streams of `dtype`."""
         return self._replace(cfg=dataclasses.replace(self.cfg, dtype=dtype))
 
 

@@ -121,7 +121,7 @@ class FakeEngine:
     has_work = num_live
 
     def prepare(self, num_requests: int | None = None, needs: Needs | None = None) -> None:
-        """Nothing is compiled here."""
+        """Compiles nothing."""
 
     def add(self, request: Request, *, stream: bool) -> None:
         self.requests.append(request)

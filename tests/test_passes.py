@@ -28,7 +28,7 @@ def prefilled(params, state, shape):
 
 @partial(jax.jit, static_argnames="shape")
 def step(params, state, shape):
-    """One step of two requests, drafted all zeros."""
+    """Takes a step of two requests, drafted all zeros."""
     told = Drafter(SOURCES["recorded"], recorded(shape, [[0] * shape.length] * 2))
     return dvr_step(params, shape.cfg, state, draft_fn=draft_fn(told, shape.schedule), schedule=shape.schedule)[0]
 
@@ -64,7 +64,7 @@ def test_aligned_spans_begin_with_the_window_of_their_first_position():
 
 @jax.jit
 def one_pass(params, state):
-    """One more pass over what sequences lack."""
+    """Runs a pass over what sequences lack."""
     lacking = limited(missing(state, FLOAT32.schedule), jnp.int32(1), FLOAT32.schedule)
     asked = Asked(processing=False, choose=False, top_k=0)
     nothing = jnp.full_like(state.committed, state.tokens.shape[1] + 1)

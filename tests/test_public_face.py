@@ -1,4 +1,4 @@
-"""What `import detspec` offers, and what it leaves out until it is used."""
+"""Names that `import detspec` offers, and modules that it leaves out until they are used."""
 
 import ast
 import json

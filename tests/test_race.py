@@ -46,7 +46,7 @@ def tensors(importable: None) -> ModuleType:
 
 
 def samples_of(results: ModuleType, whole_s: dict[str, list[float]], first_s: float) -> list:
-    """One sample a system and round at batch 4, all with the same time of first tokens."""
+    """A sample for each system and round at batch 4, all with the same time of first tokens."""
     return [results.Sample(4, name, i, s, first_s) for name, seconds in whole_s.items() for i, s in enumerate(seconds, 1)]
 
 

@@ -37,7 +37,7 @@ def choose(logits, position, rows, texts, *, processing=True):
 
 
 def processed_by_hand(logits: np.ndarray, params: SamplingParams, text: list[int], prompt_len: int) -> np.ndarray:
-    """One row's logits, token after token; `text` is all that stands before the choice."""
+    """Processes a row's logits, token after token; `text` is all that stands before the choice."""
     x = logits.astype(np.float64)
     for token, bias in params.logit_bias:
         x[token] += bias

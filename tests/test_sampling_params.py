@@ -56,7 +56,7 @@ def sampled(logits_row: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def kept_set(logits_row: np.ndarray, params: SamplingParams) -> set[int]:
-    """What the filters keep, worked out one token after the other: min_p, then the k likeliest, then the nucleus of those."""
+    """Tokens that filters keep, worked out one after the other: min_p, then the k likeliest, then the nucleus of those."""
     x = logits_row.astype(np.float64) / params.temperature
     ranked = sorted(range(len(x)), key=lambda token: -x[token])
     kept = [token for token in ranked if math.exp(x[token] - x[ranked[0]]) >= params.min_p]
@@ -345,7 +345,7 @@ def test_temperatures_whose_quotients_fit_divide_and_do_nothing_else():
 
 
 def test_devices_see_no_subnormal_numbers():
-    """Those of some devices are 0."""
+    """Subnormal numbers of some devices are 0."""
     params = SamplingParams(temperature=1e-40, top_p=1e-40, min_p=1e-45, presence_penalty=-1e-41, logit_bias={3: 1e-39})
     rows = arrays_of([params])
     numbers = [float(x[0]) for x in (rows.temperature, rows.top_p, rows.min_p, rows.presence_penalty)]

@@ -190,7 +190,7 @@ def test_page_shows_what_is_in_the_file_of_results():
 
 @pytest.mark.slow
 def test_tiny_soak_is_as_expected_and_goes_on_where_it_was(tmp_path):
-    """One trial of each part. Its engine streams to requests that come between steps, and gets other weights in between."""
+    """A trial of each part runs. Its engine streams to requests that come between steps, and gets other weights in between."""
     sizes = ["--size", "tiny", "--tokens", "100", "--kills", "1", "--kills-per-job", "2", "--seed", "4956"]
     command = [sys.executable, "-m", "scripts.soak", "--workdir", str(tmp_path), *sizes]
 

@@ -1,4 +1,4 @@
-"""What the soak over chips counts as a difference, and what it expects; the runs themselves take minutes."""
+"""Differences that the soak over chips counts, and answers that it expects; the runs themselves take minutes."""
 
 import copy
 

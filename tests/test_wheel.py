@@ -20,7 +20,7 @@ SIZE = ("--max-requests", "2", "--max-len", "64")  # the programs of the quickst
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a command prints; it must succeed."""
+    """Output of a command, which must succeed."""
     done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -72,7 +72,7 @@ def compiled(name: str, program: Any, *args: Any) -> tuple[float, int, float]:
 
 
 def shapes(cfg: ModelConfig, schedule: Schedule, kind: str) -> tuple[Params, Windows, KVCache]:
-    """What a pass takes: weights, windows and cache, as shapes."""
+    """Arguments of a pass: weights, windows and cache, as shapes."""
     G, W = schedule.budget.groups, schedule.budget.window
     int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     windows = Windows(tokens=int32((G, W)), sequence=int32((G,)), start=int32((G,)), count=int32((G,)))
@@ -98,7 +98,7 @@ def unrolled(cfg: ModelConfig, schedule: Schedule, params: Params, windows: Wind
 
 
 def scanned(cfg: ModelConfig, schedule: Schedule, params: Params, windows: Windows, cache: KVCache) -> Any:
-    """The same with one body for all layers, which must be alike."""
+    """Runs a pass with one body for all layers, which must be alike."""
     numerics = schedule.numerics
     places = place(windows, cache, numerics.page)
     layer = cfg.layer(0)

@@ -118,7 +118,7 @@ def page(result: dict[str, Any]) -> str:
 
 
 def line(kernel: dict[str, Any]) -> str:
-    """One row of a table."""
+    """A row of a table."""
     share = kernel["on_chip_bytes"] / kernel["on_chip_limit_bytes"]
     cells = (
         kernel["shape"],

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def row(program: MeshProgram) -> dict[str, Any]:
-    """What is true of one program; what the compiler says if it refuses."""
+    """Facts of a program, or the compiler's message if it refuses."""
     try:
         return {"name": program.name, **program.report(program.cfg())}
     except Exception as error:  # compilers refuse in many ways; the table says so

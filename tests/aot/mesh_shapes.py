@@ -19,7 +19,7 @@ LAYERS = 2
 
 
 class MeshProgram(NamedTuple):
-    """One program on one slice."""
+    """A program on a slice."""
 
     preset: str
     target: str
@@ -46,7 +46,7 @@ class MeshProgram(NamedTuple):
         return compile_program(self.program, self.deployment(cfg), self.chips)
 
     def report(self, cfg: ModelConfig) -> dict[str, Any]:
-        """What is true of the optimised program, ready for JSON."""
+        """Facts of the optimised program, ready for JSON."""
         deployed = self.deployment(cfg)
         platform = deployed.target.platform
         program = self.compiled(cfg)

@@ -52,7 +52,7 @@ RANDOM_QWEN3 = with_fields(preset("qwen3_0_6b"), **SIZES, max_position=1024, tie
 
 
 class Notebook(NamedTuple):
-    """One program."""
+    """A program."""
 
     make: Callable[[Target], Program]
     kernels: int  # calls of attention's kernel inside, on devices that have it

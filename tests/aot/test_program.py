@@ -63,7 +63,7 @@ def generator(schedule: Schedule, params: Params, state: GenState) -> GenState:
 
 
 def prefill_that_keeps_the_old_cache(schedule: Schedule, params: Params, state: GenState) -> tuple[GenState, KVCache]:
-    """What no program should do: the old page pools must be copied before they are written to."""
+    """Does what no program should: the old page pools must be copied before they are written to."""
     return prefill(params, CFG, state, schedule=schedule), state.cache
 
 

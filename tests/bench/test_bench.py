@@ -25,7 +25,7 @@ CFG = with_fields(RANDOM_CFG, num_layers=1)
 
 @pytest.fixture(scope="module")
 def seen() -> list[tuple[int, int, str]]:
-    """What progress was told, filled by `result`."""
+    """Messages to progress, filled by `result`."""
     return []
 
 

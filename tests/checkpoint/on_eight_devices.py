@@ -200,7 +200,7 @@ def experts(root: Path) -> dict[str, bool]:
 
 
 def of_quantized(folder: Path, name: str) -> dict[str, Any]:
-    """What comes of loading a quantized folder onto one device, and cut along outputs, inputs and both."""
+    """Loads a quantized folder onto one device, and cut along outputs, inputs and both."""
     cfg = with_fields(CFG, d_model=32, d_ff=64, dtype="bfloat16")
     make_quantized(name, folder, cfg)
     on_each = shardings(cfg)

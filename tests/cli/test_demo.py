@@ -19,7 +19,7 @@ def completion(tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> Completi
 
 
 def test_compare_counts_texts_and_places_by_bit_pattern():
-    """One text is as it was, one has another last log-probability, one is a token shorter and different from place 1 on."""
+    """A text is as it was, one has another last log-probability, one is a token shorter and different from place 1 on."""
     first = [completion((1, 2), (-1.0, -2.0)), completion((3, 4), (-1.0, 0.0)), completion((5, 6, 7), (-1.0, -2.0, -3.0))]
     second = [completion((1, 2), (-1.0, -2.0)), completion((3, 4), (-1.0, -0.0)), completion((5, 8), (-1.0, -2.5))]
     assert compare(first, first) == Change(texts=0, logprobs=0, num_texts=3, num_logprobs=7)

@@ -38,7 +38,7 @@ def test_thought_lines_are_one_for_each_pass_thought_and_the_answer():
 def test_trace_thoughts_prints_a_table_and_draws(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """What is recorded is made up: recording compiles for long, and is tested elsewhere."""
+    """The recorded trace is made up: recording compiles for long, and is tested elsewhere."""
     asked = []
 
     def record(model: Model, prompt: str, sampling: SamplingParams, *, think: str) -> ThoughtTrace:

@@ -33,7 +33,7 @@ REQUESTS = [Request(r.prompt, dataclasses.replace(r.sampling, top_k=0, top_p=1.0
 
 
 def generated(source: DraftSource, draft_params: DraftParams) -> tuple[list[tuple], float]:
-    """What all of `REQUESTS` get, and the share of drafted tokens that were accepted."""
+    """Completions of all of `REQUESTS`, and the share of drafted tokens that were accepted."""
     state = state_of(MANY, REQUESTS).with_processing(False)
     state = generate_state(random_model(BF16), BF16, state, schedule=SCHEDULE, source=source, draft_params=draft_params)
     drafted, accepted = state.counters.num_draft_tokens.sum(), state.counters.num_accepted_draft_tokens.sum()

@@ -54,7 +54,7 @@ def test_self_draft_drafts_up_to_the_window_the_limit_and_the_stop_token():
 
 
 def test_self_draft_of_ordinary_rows_is_final_with_its_log_probabilities():
-    """Nothing is added to it, so that it may draft the last token too."""
+    """No token is added to it, so that it may draft the last token too."""
     state = state_with(SamplingParams(max_tokens=2, deterministic=False), SamplingParams(max_tokens=2))
     draft = drafted_by_model(state)
     assert drafted(draft) == [[4, 5], [4], [], [], []]

@@ -21,7 +21,7 @@ LENGTH = TABLE.length
 
 
 def searched(text: list[int], min_match: int = 2, max_match: int = 4) -> list[int]:
-    """What followed the latest of the longest matches, by a plain search; a match that reaches the end repeats itself."""
+    """Tokens after the latest of the longest matches, by a plain search; a match that reaches the end repeats itself."""
     for n in range(max_match, min_match - 1, -1):
         for at in range(len(text) - 1, n - 1, -1):
             if text[at - n : at] == text[len(text) - n :]:

@@ -112,7 +112,7 @@ def some_sampling(number: int = 8, *, deterministic: bool = True) -> list[Sampli
 
 
 def ordinary(sampling: SamplingParams) -> SamplingParams:
-    """The same request, unverified."""
+    """Returns the request unverified."""
     return dataclasses.replace(sampling, deterministic=False)
 
 

@@ -120,7 +120,7 @@ class FakeDevice:
         self.model = model
 
     def start_compiling(self, plans, *, apart=False):
-        """Nothing is compiled here."""
+        """Compiles nothing."""
 
     def compile_behind(self, plans, *, apart=False):
         """Plans are compiled once a test says so."""
@@ -178,7 +178,7 @@ class FakeDevice:
         return (tokens[-1] + 1) % self.model.cfg.vocab_size
 
     def _gain(self, plan, placement, place: int) -> None:
-        """One step of one sequence: it writes the slot of its last token, and commits a token, or a window of them."""
+        """Takes a step of a sequence: writes the slot of its last token, and commits a token, or a window of them."""
         held = self.places[place]
         if held.length < len(held.tokens) - 1:  # catching up: windows of a pass take it along
             self._write(placement, place, held.length)

@@ -1,4 +1,4 @@
-"""One model and three engines for the tests of the engine and of jobs: compiling is what takes the time."""
+"""A model and three engines for the tests of the engine and of jobs: compiling is what takes the time."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="session")
 def one_row(model: Model) -> Engine:
-    """One canonical row at a time."""
+    """Engine of a canonical row at a time."""
     return make_engine(model, 1, "none")
 
 

@@ -1,4 +1,4 @@
-"""What a clock says of visits of the host, also when it is set back."""
+"""Times of the host's visits by a clock, also when it is set back."""
 
 import time
 

@@ -70,7 +70,7 @@ def keep_in(folder: str | None) -> None:
 
 
 def answers(model, monkeypatch) -> list[tuple]:
-    """What an engine of a process that has compiled nothing answers."""
+    """Answers of an engine in a process that has compiled nothing."""
     monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
     engine = Engine(model, EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE))
     sampling = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=7, temperature=0.9, seed=3)]
@@ -121,7 +121,7 @@ def test_poisoned_files_are_compiled_again_and_give_the_same_bits(model, folder,
 
 
 def test_program_that_jax_keeps_is_not_written_once_more(model, folder, monkeypatch, tmp_path):
-    """What jax loads from its own cache cannot be written whole: a file of it would be found, and fail when it runs."""
+    """A program that jax loads from its own cache cannot be written whole: its file would be found, and fail when it runs."""
     keep_in(str(tmp_path / "of jax"))
     jax.clear_caches()  # what this process compiled before
     first = answers(model, monkeypatch)

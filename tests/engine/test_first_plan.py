@@ -1,4 +1,4 @@
-"""What a first answer waits for, and what is made only once an engine has run for a while."""
+"""A first answer waits for few programs; others are made once an engine has run for a while."""
 
 import pytest
 

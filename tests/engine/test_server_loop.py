@@ -37,7 +37,7 @@ def traffic(*, deterministic: bool) -> list[Request]:
 
 
 class Server:
-    """One thread that steps an engine, and a mailbox for each request."""
+    """A thread that steps an engine, and a mailbox for each request."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -179,7 +179,7 @@ def test_weights_change_only_while_nothing_is_in_flight():
 
 
 def test_traffic_that_grows_meets_programs_for_all_of_it_and_keeps_its_bits():
-    """One request alone takes a program of one sequence; when more come, it is preempted once and goes on."""
+    """A request alone takes a program of one sequence; when more come, it is preempted once and goes on."""
     engine = make(max_requests=4)
     engine.add(request_of("first", max_tokens=40))
     updates = [*engine.step(), *engine.step()]

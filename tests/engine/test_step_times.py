@@ -69,7 +69,7 @@ def chosen_by(planner: Planner, num_steps: int, load: Load = LOAD) -> tuple[Plan
 
 
 def simulate(planner: Planner, segments: int) -> list[tuple[Plan, bool]]:
-    """What is chosen for 8 rows in so many segments, each of which takes what it truly takes."""
+    """Plans chosen for 8 rows in so many segments, each of which takes its true time."""
     chosen = []
     for _ in range(segments):
         plan, trying = chosen_by(planner, 64)

@@ -103,7 +103,7 @@ def test_neighbours_orders_guesses_and_preemption_change_no_thought_and_no_bit(a
 
 @pytest.mark.slow
 def test_likeliest_tokens_of_what_was_thought_about_are_the_same_in_a_crowd(alone, crowded):
-    """These are read from replays after the thoughts, which are a program more for each engine."""
+    """They are read from replays after the thoughts, which are a program more for each engine."""
 
     def ask(sampling: SamplingParams) -> SamplingParams:
         return dataclasses.replace(sampling, logprobs=3)

@@ -117,7 +117,7 @@ def test_what_cannot_be_checked_is_refused(alone, tmp_path, change, message, cap
 
 
 def test_chat_template_is_applied_and_named_in_the_results(arguments, folder, tasks, tmp_path):
-    """The same weights in a folder with a template: prompts are its conversations, scores are those of these prompts."""
+    """A folder has the same weights and a template: prompts are its conversations, scores are those of these prompts."""
     chat = tmp_path / "chat"
     shutil.copytree(folder, chat)
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[me]{% endif %}"

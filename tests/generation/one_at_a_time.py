@@ -75,7 +75,7 @@ def generate_all(
 
 
 def results(state: GenState) -> list[tuple]:
-    """Of each row: committed tokens, the bits of their log-probabilities, why it ended."""
+    """Results of each row: committed tokens, the bits of their log-probabilities, why it ended."""
     tokens, logprobs, committed, finish = jax.device_get((state.tokens, state.logprobs, state.committed, state.finish))
     return [
         (tuple(tokens[b, :n].tolist()), tuple(bits(logprobs[b, :n]).tolist()), int(finish[b])) for b, n in enumerate(committed)
@@ -83,7 +83,7 @@ def results(state: GenState) -> list[tuple]:
 
 
 def believed(kind: str, shape: Shape, request: Request, rng: np.random.Generator) -> list[int]:
-    """What a draft source of that kind believes the text of `request` to be."""
+    """Text of `request` as a draft source of that kind believes it to be."""
     answer = one_at_a_time(request, shape)[0]
     if kind == "perfect":
         return list(answer)
@@ -102,7 +102,7 @@ def believed(kind: str, shape: Shape, request: Request, rng: np.random.Generator
 
 
 def partly_right(shape: Shape, requests: Sequence[Request]) -> DraftParams:
-    """What a draft source believes that is wrong now and then, to the end of each text."""
+    """Drafts that are wrong now and then, to the end of each text."""
     each = [believed("partly right to the end", shape, r, np.random.default_rng(i)) for i, r in enumerate(requests)]
     return recorded(shape, each)
 

@@ -64,7 +64,7 @@ long_requests = all_requests.map(
 
 
 def check_theorem(data: st.DataObject, shape: Shape, source: str, seen: Counter) -> None:
-    """One batch of `shape`, all else drawn: every deterministic request equals its reference."""
+    """Checks a batch of `shape`, all else drawn: every deterministic request equals its reference."""
     others = shape.batch - 1
     # The first request is long, deterministic and badly drafted, so that every example shows something.
     requests = [data.draw(long_requests), *data.draw(st.lists(all_requests, min_size=others, max_size=others))]

@@ -1,4 +1,4 @@
-"""Where a text ends is decided by one function, on the device and in audits."""
+"""The end of a text is decided by one function, on the device and in audits."""
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ def test_texts_end_where_worked_examples_say():
 
 
 def ends(stops: list, logprobs: list, **numbers: list[int]) -> tuple[list[int], list[int]]:
-    """The same from arrays of numpy and, compiled, from those of jax."""
+    """Finds the end from arrays of numpy and, compiled, from those of jax."""
     arrays = np.asarray(stops, bool), np.asarray(logprobs, np.float32)
     counts = [np.asarray(number, np.int32) for number in numbers.values()]
     host, device = (tuple(np.asarray(part).tolist() for part in fn(*arrays, *counts)) for fn in (ending, jax.jit(ending)))

@@ -88,7 +88,7 @@ def test_deterministic_request_in_a_crowd_keeps_its_bits():
 
 
 def test_ordinary_request_in_crowds_of_other_sizes_gets_other_bits():
-    """What verification is for. Which sizes and dtypes differ depends on the device and on jax's version."""
+    """The reason for verification. Which sizes and dtypes differ depends on the device and on jax's version."""
     for shape in (CROWD, CROWD.with_dtype("bfloat16")):
         alone = first_of_a_crowd(shape._replace(batch=1), deterministic=False)
         for batch in (64, 16, 2):

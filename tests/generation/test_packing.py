@@ -1,4 +1,4 @@
-"""What is packed comes out as it was, and in the places it was meant for."""
+"""Packed values come out as they were, and in the places they were meant for."""
 
 import jax
 import numpy as np

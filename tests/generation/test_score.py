@@ -1,4 +1,4 @@
-"""What the canonical pass says of given text is what generation reported for it, bit for bit."""
+"""The canonical pass finds for given text what generation reported for it, bit for bit."""
 
 import dataclasses
 from functools import cache
@@ -175,7 +175,7 @@ def test_reading_says_nothing_of_what_is_not_wanted_and_the_same_of_the_rest():
 
 
 def test_replay_top_k_is_the_raw_distribution_in_order():
-    """Of all tokens they are a distribution; the given token is among them with the bits of its own log-probability."""
+    """They are a distribution over all tokens; the given token is among them with the bits of its own log-probability."""
     state, texts, length = given()
     found, _ = jax.device_get(replayed(state, texts, length))
     b, at = 2, int(length[2]) - 1

@@ -102,7 +102,7 @@ class Killed(BaseException):
 
 @dataclasses.dataclass
 class _Life:
-    """One worker in the world."""
+    """A worker in the world."""
 
     thread: threading.Thread
     turn: threading.Event = dataclasses.field(default_factory=threading.Event)

@@ -393,7 +393,7 @@ BAD_INPUT = {
 
 
 def add_line(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """One record more, a changed copy of the second."""
+    """Adds a record, a changed copy of the second."""
     lines = read_lines(folder / "out.jsonl")
     line = {**lines[1]}
     change(line)

@@ -59,7 +59,7 @@ def start(
     created=None,
     **keywords,
 ) -> JobResult:
-    """One start of a job, which may end early."""
+    """Starts a job, which may end early."""
     source = out.parent / "in.jsonl"
     if not source.exists() or source.read_bytes() != b"\n".join(lines):
         source.write_bytes(b"\n".join(lines))
@@ -268,7 +268,7 @@ def test_job_that_crashes_again_and_again_gives_the_same_bytes(engine_name, numb
 
 
 def test_resumed_job_counts_its_tokens_apart_and_no_sample_twice(one_row, tmp_path, monkeypatch):
-    """One of three samples is kept, so all three are generated again: of the bar's three, none was done before."""
+    """A sample of three is kept, so all three are generated again: of the bar's three, none was done before."""
     lines = [line(id="a", prompt_token_ids=[1], sampling={"n": 3, "temperature": 1.0})]
     crash_after(monkeypatch, 1)
     with pytest.raises(Crash):

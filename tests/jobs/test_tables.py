@@ -52,7 +52,7 @@ def write_dataset(folder: Path, rows: dict = ROWS, **state) -> str:
 
 
 def lines_of(folder: Path, key: str, *, ids: bool = True) -> Path:
-    """The same prompts as lines."""
+    """The prompts as lines."""
     name = {"token_ids": "prompt_token_ids"}.get(key, key)
     path = folder / "lines.jsonl"
     lines = [{"id": str(ROWS["key"][i] if ids else i), name: ROWS[key][i]} for i in range(NUM_ROWS)]
@@ -214,7 +214,7 @@ def test_audit_finds_prompts_in_shards(tmp_path):
 
 
 def origin_of(sha256: str) -> Origin:
-    """What an audit knows of a job that read `token_ids` by `key`."""
+    """Facts that an audit knows of a job that read `token_ids` by `key`."""
     columns = {"column": "token_ids", "id_column": "key"}
     return Origin("", {}, {}, DEFAULTS, engine().config, source="", sha256=sha256, **columns)
 

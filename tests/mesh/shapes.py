@@ -40,7 +40,7 @@ def engine_on(model: Model, **changes) -> Engine:
 
 
 def plain_job(model: Model, **changes) -> list[Facts]:
-    """What an engine makes of three prompts, greedy and sampled."""
+    """Completions of three prompts, greedy and sampled."""
     engine = engine_on(model, **changes)
     prompts = [np.random.default_rng(i).integers(0, model.cfg.vocab_size, 11 + 4 * i).tolist() for i in range(3)]
     sampling = [SamplingParams(max_tokens=24, temperature=t, seed=i, ignore_eos=True) for i, t in enumerate((0, 1.0, 0.7))]
@@ -48,7 +48,7 @@ def plain_job(model: Model, **changes) -> list[Facts]:
 
 
 def job(model: Model, *, order: int = 1, **changes) -> list[Facts]:
-    """What an engine makes of nine requests of all kinds, in the order of the requests, whatever `order` they come in."""
+    """Completions of nine requests of all kinds, in the order of the requests, whatever `order` they come in."""
     prompts, sampling = requests(model.cfg.vocab_size)
     completions = engine_on(model, **changes).generate(prompts[::order], sampling[::order])
     return [facts(completion) for completion in completions][::order]

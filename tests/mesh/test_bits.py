@@ -24,7 +24,7 @@ def test_canonical_passes_of_every_family_have_the_bits_of_one_chip(name):
 
 @cache
 def on_one_chip() -> list[Facts]:
-    """What one chip makes of the job, one canonical row at a time, nothing shared."""
+    """Completions of the job on one chip, one canonical row at a time, nothing shared."""
     return job(model_on(CFG, 1), prefix_sharing=False)
 
 

@@ -37,7 +37,7 @@ def deployment_of(cfg: ModelConfig) -> Deployment:
 
 
 def optimised(name: str, cfg: ModelConfig, chips: int) -> Exchanges:
-    """What one of the programs exchanges on `chips` CPU devices."""
+    """Exchanges of a program on `chips` CPU devices."""
     mesh = make_mesh(cfg, chips)
     args = program_args(name, deployment_of(cfg), mesh)
     program = over_chips(partial(PROGRAMS[name], cfg, SCHEDULE), mesh, args, STATE)
@@ -54,7 +54,7 @@ def test_program_exchanges_what_the_formula_says_and_adds_no_float(name: str, cf
 
 
 def exchanged_by(program, *shapes: tuple[tuple[int, ...], jax.sharding.PartitionSpec]) -> Exchanges:
-    """What `program` exchanges on 8 chips, whose float32 arguments have `shapes` and lie as given; its result is on all."""
+    """Exchanges of `program` on 8 chips, whose float32 arguments have `shapes` and lie as given; its result is on all."""
     mesh = make_mesh(CFG, 8)
     args = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec)) for shape, spec in shapes]
     return found_in(jax.jit(over_chips(program, mesh, tuple(args), COPIES)).lower(*args).compile().as_text())

@@ -1,4 +1,4 @@
-"""Where weights and pages lie on chips, and what is refused."""
+"""Layout of weights and pages on chips, and layouts that are refused."""
 
 import jax
 import numpy as np

@@ -98,7 +98,7 @@ def through_cache(cfg: ModelConfig, params, tokens: list[int]) -> np.ndarray:
 
 
 def whole(cfg: ModelConfig, params, tokens: list[int]) -> np.ndarray:
-    """The same by a pass over the whole sequence, as in training."""
+    """Log-probabilities by a pass over the whole sequence, as in training."""
     logits, _ = forward_sequences(params, cfg, jnp.asarray([tokens]))
     logprobs = jax.nn.log_softmax(logits[0, :-1])
     return np.asarray(jnp.take_along_axis(logprobs, jnp.asarray(tokens)[1:, None], axis=1)[:, 0])
@@ -163,7 +163,7 @@ WRONG = DraftSource("wrong", no_state, wrong, costs_nothing, executes=False, pri
 
 
 def generated(cfg: ModelConfig, source: DraftSource) -> list[tuple]:
-    """What `ds.generate` makes with drafts of `source`; nothing is certified."""
+    """Result of `ds.generate` with drafts of `source`; nothing is certified."""
     params = init_params(cfg, jax.random.key(0))
     state = ds.generate(params, cfg, prompts(), SAMPLING, schedule=SCHEDULE, drafter=Drafter(source))
     found = zip(prompts(), *map(np.asarray, (state.committed, state.tokens, state.logprobs)), strict=True)

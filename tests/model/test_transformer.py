@@ -110,7 +110,7 @@ def test_forward_in_any_split_and_sequence_gives_the_same_bits(cfg):
 
 @pytest.mark.parametrize("rotary", [{"rope_theta": 100.0}, {"rope_scaling": RopeScaling("linear", factor=8.0)}], ids=str)
 def test_position_encoding_obeys_the_config(rotary):
-    """What turns queries and keys of a rotary model says nothing to one of linear biases, and both tell positions apart."""
+    """A rotary model turns queries and keys, one of linear biases does not, and both tell positions apart."""
     rope = with_fields(ONE_LAYER, position_encoding="rope")
     expected = {cfg: bits(logits_of(cfg, 8)) for cfg in (ONE_LAYER, rope)}
     assert (expected[ONE_LAYER] != expected[rope]).any()
@@ -127,7 +127,7 @@ def test_forward_with_pinned_products_gives_the_same_bits_for_any_number_of_rows
 
 @pytest.mark.parametrize(("linear", "rows_of_products"), [("pinned", {24: {32}, 104: {32}}), ("xla", {24: {24}, 104: {104}})])
 def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_products):
-    """What the bits of a pass rest on: on some machines XLA's products give the same ones by luck.
+    """The bits of a pass rest on it: on some machines XLA's products give the same ones by luck.
 
     Products with weights are those of two matrices; attention's have more axes.
     """

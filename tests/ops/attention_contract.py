@@ -1,4 +1,4 @@
-"""What every implementation of attention over a paged cache must do; a test class per implementation inherits it."""
+"""The contract of attention over a paged cache; a test class per implementation inherits it."""
 
 import dataclasses
 from functools import cache, partial
@@ -110,7 +110,7 @@ def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | 
 
 
 def attended(problem: Problem, numerics: Numerics, **rule) -> np.ndarray:
-    """What the implementation that `numerics` names answers, with queries and pages of `numerics.cache_dtype`.
+    """Result of the implementation that `numerics` names, with queries and pages of `numerics.cache_dtype`.
 
     With "int8" queries are in float32.
     """
@@ -286,7 +286,7 @@ class AttentionContract:
         assert (got.reshape(expected[ends].shape) == expected[ends]).all()
 
     def test_bits_with_linear_biases_in_windows_cut_shorter_and_beside_other_neighbours_stay(self):
-        """Of 16 heads, most slopes are no powers of two, and their products with a distance are rounded."""
+        """Most slopes of 16 heads are no powers of two, and their products with a distance are rounded."""
         shape = self.shape(G=3, W=8, K=4, Q=4)
         problem = self.problem(shape, ends=self.positions(8, 47, 90))
         numerics = self.numerics(shape, query_tile=8)

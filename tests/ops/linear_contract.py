@@ -1,4 +1,4 @@
-"""What every implementation of products with weights must do; a test class per implementation inherits it."""
+"""The contract of products with weights; a test class per implementation inherits it."""
 
 from functools import partial
 

@@ -18,7 +18,7 @@ from tests.ops.attention_contract import AttentionContract, Problem, Shape, atte
 
 
 def simulated(problem: Problem, numerics: Numerics, **rule) -> tuple[np.ndarray | None, bool]:
-    """What the kernel answers, and whether it raced: jax 0.12 then gives no answer. Pallas has no public names for this yet."""
+    """Result of the kernel, and whether it raced: jax 0.12 then gives no answer. Pallas has no public names for this yet."""
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as simulator
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams, force_gpu_interpret_mode
 

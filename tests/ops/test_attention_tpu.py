@@ -19,7 +19,7 @@ from tests.ops.attention_contract import AttentionContract, Problem, attended, m
 
 
 def simulated(problem: Problem, numerics: Numerics, **rule) -> tuple[np.ndarray, bool]:
-    """What the kernel answers, and whether it raced; Pallas has no public name for the latter yet."""
+    """Result of the kernel, and whether it raced; Pallas has no public name for the latter yet."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as simulator
 
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")):

@@ -22,7 +22,7 @@ def noise_of(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def noise_of_jax(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The same by `jax.random`."""
+    """Noise by `jax.random`."""
 
     def row_noise(seed: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (V,), jnp.float32)

@@ -67,7 +67,7 @@ class TestPallasTpu(PinnedContract):
     spans = ((7, 8), (40, 300))
 
     def cases(self) -> list[tuple[int, int, str]]:
-        """One cut block of inputs, three blocks of float32 and two of bfloat16, the last of them cut."""
+        """A cut block of inputs, three blocks of float32 and two of bfloat16, the last of them cut."""
         return [(96, 211, "float32"), (1152, 40, "float32"), (1152, 40, "bfloat16")]
 
     def test_product_of_float16_is_refused(self):

@@ -41,7 +41,7 @@ def of_fp8(**changes: Any) -> tuple[dict[str, Any], Quantize]:
 
 
 def of_static_fp8() -> tuple[dict[str, Any], Quantize]:
-    """One scale a tensor without an axis, and one of activations, as Ministral 3 has them."""
+    """A scale for each tensor without an axis, and one of activations, as Ministral 3 has them."""
     config, quantize = of_fp8(weight_block_size=None, activation_scheme="static")
 
     def with_activations(weight: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -106,7 +106,7 @@ def metaspace() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module", params=["shipped", "byte_level", "metaspace"])
 def pair(request, tmp_path_factory):
-    """The same tokenizer.json loaded by transformers and by us."""
+    """A tokenizer.json loaded by transformers and by us."""
     folder = tmp_path_factory.mktemp(request.param)
     path = find_folder(None) / "tokenizer.json" if request.param == "shipped" else folder / "tokenizer.json"
     if request.param != "shipped":

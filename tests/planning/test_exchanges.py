@@ -1,4 +1,4 @@
-"""What programs exchange: lines of HLO as compilers write them, and bytes and seconds worked out by hand."""
+"""Exchanges of programs: lines of HLO as compilers write them, and bytes and seconds worked out by hand."""
 
 from collections import Counter
 
@@ -114,7 +114,7 @@ def test_logits_come_as_whole_rows_padded_to_the_chips():
 
 
 def test_gather_that_is_written_as_a_sum_of_integers_counts_as_a_gather():
-    """One of u32 that the formula has as a gather, and one of other integers, of floats, and of a width that it has not."""
+    """The formula has one of u32 as a gather, but none of other integers, of floats, or of another width."""
     by_formula = gathers(TINY, 5, 4, whole_layers=0)
     short = Exchange("all-reduce", "u32", 8, 4)
     others = [Exchange("all-reduce", "u32", 5 * 8, 4), Exchange("all-reduce", "f32", 8, 4), Exchange("all-reduce", "s32", 9, 4)]

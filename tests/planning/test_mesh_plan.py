@@ -1,4 +1,4 @@
-"""What a plan for several chips predicts and refuses; the compilers are not asked, see tests/aot/test_mesh.py."""
+"""Predictions and refusals of a plan for several chips; the compilers are not asked, see tests/aot/test_mesh.py."""
 
 import dataclasses
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a plan predicts and refuses; the compilers are not asked, see tests/aot/test_plan.py."""
+"""Predictions and refusals of a plan; the compilers are not asked, see tests/aot/test_plan.py."""
 
 import jax
 import pytest

@@ -36,7 +36,7 @@ def num_kept(job: Job, out: str) -> int:
 
 @pytest.mark.slow
 def test_process_that_is_stuck_killed_or_signalled_ends_both_and_the_same_commands_give_the_bytes_of_one_process(job: Job):
-    """One job, interrupted three times. Stuck comes first: later the first process finds programs, and waits for the other."""
+    """A job is interrupted three times. Stuck comes first: later the first process finds programs, and waits for the other."""
     out = "interrupted.jsonl"
     processes = begin(job, out, DETSPEC_WATCHDOG_S=str(WATCHDOG_S))  # more than one may compile longer than the other
     processes[1].send_signal(signal.SIGSTOP)

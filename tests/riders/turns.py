@@ -20,7 +20,7 @@ from detspec.struct import Struct
 
 
 class Turns(Struct):
-    """What each request brought, and where its text has led."""
+    """Bias of each request, and the state that its text has led to."""
 
     bias: jax.Array  # [B] float32; 0 for requests that bring nothing
     is_on: jax.Array  # [B] bool
@@ -39,7 +39,7 @@ def facts(value: Any) -> float:
 
 
 def pack(like: Turns, entries: Sequence[Entry], eos_ids: Sequence[int]) -> Any:
-    """What each entry brings; its prompt says where the automaton begins."""
+    """Packs the bias of each entry; its prompt says where the automaton begins."""
     bias = [facts(entry.brings.get("turns", 0)) for entry in entries]
     is_on = [sum(token % 5 == 0 for token in entry.prompt) % 2 == 1 for entry in entries]
     return Turns(np.asarray(bias, np.float32), np.asarray(is_on, bool))
@@ -52,7 +52,7 @@ def favoured(cfg: ModelConfig) -> Any:
 
 
 def follow(table: jax.Array, state: Turns, tokens: jax.Array) -> Turns:
-    """One more token."""
+    """Follows one more token."""
     return state.replace(is_on=state.is_on ^ (tokens % 5 == 0))
 
 

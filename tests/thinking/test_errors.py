@@ -1,4 +1,4 @@
-"""What a model that thinks cannot be asked: one clear error each, before anything is compiled."""
+"""Requests that a model that thinks refuses: a clear error for each, before anything is compiled."""
 
 import dataclasses
 

@@ -54,7 +54,7 @@ def taught_loss(params: Params, cfg: ModelConfig, tokens: jax.Array, thoughts: j
 
 
 def slow_loss(params: Params, cfg: ModelConfig, tokens: np.ndarray, thoughts: np.ndarray) -> np.complex128:
-    """The same by reading, in numpy: the whole prefix again for each chunk, each thought one token at a time."""
+    """Loss by reading, in numpy: the whole prefix again for each chunk, each thought one token at a time."""
     total = np.complex128(0)
     for row, of_row in zip(tokens, thoughts, strict=True):
         logits, said = slow_logits(params, cfg, row, of_row)
@@ -97,7 +97,7 @@ def slow_logits(params: Params, cfg: ModelConfig, tokens: np.ndarray, thoughts: 
 
 
 def slow_thought(params: Params, cfg: ModelConfig, tapped: np.ndarray, thought: np.ndarray) -> np.ndarray:
-    """What the thinker says in place of each token of `thought [M]` up to its end: `[tokens, V]`."""
+    """Logits of the thinker in place of each token of `thought [M]` up to its end: `[tokens, V]`."""
     thinker, said = params["thinking"]["thinker"], []
     for place in range((thought != NO_TOKEN).sum()):
         x = np.concatenate([tapped, params["embed"][thought[:place]]])
@@ -118,7 +118,7 @@ def slow_states(params: Params, cfg: ModelConfig, thought: np.ndarray) -> np.nda
 
 
 def slow_block(layer: Params, cfg: ModelConfig, x: np.ndarray, window: int | None) -> np.ndarray:
-    """One layer over `x [T, D]` from position 0."""
+    """A layer over `x [T, D]` from position 0."""
     mixer = cfg.layer(0).mixer
     T, (N, K, H) = len(x), (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim)
     y = norm(x, layer["attn_norm"], cfg)
@@ -242,7 +242,7 @@ def test_gradient_does_not_go_through_the_generation_of_a_thought(gradients):
 
 
 def test_token_of_a_thought_alone_is_felt_where_the_thought_is_read_and_nowhere_else():
-    """Its embedding has a gradient through the compressor into later text, and through the thinker into later thoughts."""
+    """The embedding has a gradient through the compressor into later text, and through the thinker into later thoughts."""
     params, token = trained_parts(PLAIN), 14  # said first in the thought after chunk 0 of row 0, and in no text
     assert not np.isin(token, TOKENS)
 

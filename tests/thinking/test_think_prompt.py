@@ -62,7 +62,7 @@ FIXED = tuple(
 
 
 def facts(state: GenState) -> list[tuple]:
-    """Of each row: thoughts, states, keys and values of its positions, tokens and log-probabilities, all as bits."""
+    """Facts of each row: thoughts, states, keys and values of its positions, tokens and log-probabilities, all as bits."""
     reading, rows = reading_of(state), []
     table, length = np.asarray(state.cache.page_table), np.asarray(state.cache.length)
     pools = [np.asarray(pool).swapaxes(2, 3) for pool, _ in state.cache.pools] + [

@@ -213,7 +213,7 @@ def test_missing_windows_are_refused():
 
 
 def test_missing_matplotlib_is_refused_with_the_command_that_installs_it():
-    """What records needs none."""
+    """Recording needs no matplotlib."""
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import detspec as ds\n"

@@ -45,7 +45,7 @@ def sequential(model: Model) -> ThoughtTrace:
 
 @pytest.fixture(scope="module")
 def final(model: Model) -> GenState:
-    """The same request, read and answered in one program."""
+    """The request, read and answered in one program."""
     return generate(model.params, model.cfg, [PROMPT], SAMPLING)
 
 

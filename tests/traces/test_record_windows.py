@@ -31,7 +31,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def engine_ids(model) -> tuple[int, ...]:
-    """What the engine commits for the same request, alone and without a draft."""
+    """Tokens that the engine commits for the request, alone and without a draft."""
     engine = Engine(model, EngineConfig(max_requests=1, max_len=64, method="none"))
     (completion,) = engine.generate([PROMPT], SamplingParams(temperature=0.8, seed=7, max_tokens=MAX_TOKENS))
     return completion.token_ids

@@ -27,7 +27,7 @@ def test_weight_decay_spares_norm_scales():
 
 
 def at_peak(opt_state):
-    """The same optimiser state after the steps of warm-up."""
+    """Returns the optimiser state after the steps of warm-up."""
     return jax.tree.map(lambda leaf: jnp.full_like(leaf, 5) if leaf.dtype == jnp.int32 else leaf, opt_state)
 
 

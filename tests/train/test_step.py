@@ -1,4 +1,4 @@
-"""One optimiser step, whatever the loss: here the distance of a point from where it should be."""
+"""An optimiser step, whatever the loss: here the distance of a point from where it should be."""
 
 import jax
 import jax.numpy as jnp
