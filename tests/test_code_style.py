@@ -6,11 +6,16 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "detspec"
-SOURCES = {str(path): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+ROOT = Path(__file__).parents[1]
 
 # A docstring that opens so leans on the name above it, or hides the thing behind a pronoun.
 VAGUE_OPENING = re.compile(r"(What|One|Where|The same|Nothing|Its|Of|Those|These)\b")
+
+
+def sources(*folders: str) -> dict[str, str]:
+    """Texts of all Python files below `folders` of the repository, by path."""
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def oddities(source: str) -> list[str]:
@@ -35,11 +40,11 @@ def vague_docstrings(source: str) -> list[str]:
     return [f"{node.body[0].lineno}: {text[:30]}" for node, text in texts if VAGUE_OPENING.match(text)]
 
 
-def repeated_classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
+def repeated_classes(texts: Mapping[str, str]) -> dict[str, list[str]]:
     """Files by name, for each name of a class that names another class or a module's alias, too."""
     classes: dict[str, list[str]] = defaultdict(list)
     aliases: dict[str, list[str]] = defaultdict(list)
-    for name, source in sources.items():
+    for name, source in texts.items():
         module = ast.parse(source)
         for node in ast.walk(module):
             if isinstance(node, ast.ClassDef):
@@ -52,15 +57,16 @@ def repeated_classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def test_package_has_no_literal_splat_and_pairs_only_what_it_swaps_or_unpacks():
-    assert {name: odd for name, source in SOURCES.items() if (odd := oddities(source))} == {}
+    assert {name: odd for name, source in sources("detspec").items() if (odd := oddities(source))} == {}
 
 
 def test_docstrings_open_with_a_verb_or_the_name_of_the_thing():
-    assert {name: vague for name, source in SOURCES.items() if (vague := vague_docstrings(source))} == {}
+    texts = sources("detspec", "scripts", "tests")
+    assert {name: vague for name, source in texts.items() if (vague := vague_docstrings(source))} == {}
 
 
 def test_no_class_name_stands_twice_in_the_package():
-    assert repeated_classes(SOURCES) == {}
+    assert repeated_classes(sources("detspec")) == {}
 
 
 def test_oddities_are_seen_and_what_is_allowed_is_not():
@@ -86,10 +92,10 @@ class A:
 
 
 def test_repeated_classes_are_seen_and_repeated_aliases_alone_are_not():
-    sources = {
+    texts = {
         "a": "class A:\n    class B: ...\nT = 1",
         "b": "def f():\n    class B: ...\n    A = 1\nT = 2",
         "c": "C = int",
         "d": "class C: ...",
     }
-    assert repeated_classes(sources) == {"B": ["a", "b"], "C": ["d", "c"]}
+    assert repeated_classes(texts) == {"B": ["a", "b"], "C": ["d", "c"]}
