@@ -134,7 +134,7 @@ def test_rounds_are_one_more_than_thoughts_with_trivial_guesses(alone, crowded):
     for completion in run(alone, DETERMINISTIC).values():
         num_thoughts = sum(thought.token_ids != (0,) for thought in completion.thoughts)
         assert completion.stats.num_rejected_thoughts == num_thoughts
-    ahead = run(crowded).values()  # a cheap pass that reads ahead guesses nearly all of them
+    ahead = run(crowded).values()  # a cheap pass that reads ahead drafts nearly all of them
     assert sum(c.stats.num_accepted_thoughts for c in ahead) > 0.9 * sum(c.stats.num_draft_thoughts for c in ahead)
 
 

@@ -24,7 +24,7 @@ class Setting(NamedTuple):
     """A way to an answer; all decode one canonical token per row and pass."""
 
     arm: str  # "thinking", "cot" or "no_cot"
-    chunks: int  # chunks of a prompt in a reading pass, with trivial guesses from the second on; 0 without thoughts
+    chunks: int  # chunks of a prompt in a reading pass, with trivial drafts from the second on; 0 without thoughts
     rows: int  # rows of a reading pass
 
     @property

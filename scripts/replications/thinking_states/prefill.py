@@ -1,9 +1,9 @@
-"""Speculative prefill: rounds, passes and times of each source of guesses, by sparsity.
+"""Speculative prefill: rounds, passes and times of each source of drafts, by sparsity.
 
-sequential pass    one chunk of each row a pass, nothing guessed
-trivial            all thoughts are guessed to be trivial (the published speculation)
+sequential pass    one chunk of each row a pass, nothing drafted
+trivial            all thoughts are drafted as trivial (the published speculation)
 sequential         a cheap pass reads ahead, chunk by chunk
-recorded           right guesses: the thoughts of an earlier reading of the same prompt
+recorded           right drafts: the thoughts of an earlier reading of the same prompt
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def rounds_by_sparsity(
     """Means over `num_problems` prompts, read one at a time, for each share of fillers.
 
     Counted are a prompt's chunks and its thoughts that are not trivial, and for each of `SOURCES` the rounds (one more than
-    wrong guesses), the passes, and the share of right guesses.
+    wrong drafts), the passes, and the share of right drafts.
     """
     schedule = chosen_schedule(None, model.cfg)
     found = []
@@ -109,7 +109,7 @@ def of_rows(model: Model, rows: int) -> Schedule:
 def read_by(
     model: Model, prompts: Sequence[Sequence[int]], source: str, *, schedule: Schedule, recorded: jax.Array | None = None
 ) -> Any:
-    """A function that reads `prompts` with guesses of `source` and returns the state; what it starts from is made here."""
+    """A function that reads `prompts` with drafts of `source` and returns the state; what it starts from is made here."""
     given = recorded if source == "recorded" else None
     state = ready_state(model, prompts, max_tokens=1, schedule=schedule, thoughts=given)
     # The drafts that a state begins with are trivial. Reading ahead takes no rows of the pass: one program for all budgets.
@@ -125,7 +125,7 @@ def read_by(
 
 
 def reading_counters(state: GenState) -> dict[str, float]:
-    """Rounds, passes and the share of right guesses of a state that has read, means over its rows."""
+    """Rounds, passes and the share of right drafts of a state that has read, means over its rows."""
     counters = jax.device_get(state.counters)
     return {
         "rounds": float(np.mean(counters.num_rejected_thoughts + 1)),
