@@ -75,6 +75,7 @@ test-optimised: env ## run the tests that compare bits of programs, in programs 
 test-sweeps: env ## run further cases of the slow tests; `make check` does not
 	@$(unoptimised); $(PYTEST) -m 'sweep and not optimised' --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
 	$(PYTEST) -m 'sweep and optimised' --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
+	@echo "sweeps of programs for missing devices: make test-aot ARGS='-m sweep'"
 
 test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
 	@$(unoptimised); $(PYTEST) tests -m kernels --dist worksteal $(ARGS)

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig
+from detspec.errors import InputError
 from detspec.schedule import Numerics
 from detspec.struct import Struct
 
@@ -125,6 +126,25 @@ def map_pools(fn: Callable[..., Any], cfg: ModelConfig, numerics: Numerics, *poo
 def shares_pages(cfg: ModelConfig, numerics: Numerics) -> bool:
     """Whether sequences that begin alike may share pages: not if a layer keeps something for each sequence apart."""
     return not any(pool.by_seat for pool in _leaves(cache_pools(cfg, numerics)))
+
+
+def check_seats(cfg: ModelConfig, numerics: Numerics, num_drafts: int) -> None:
+    """Raises `InputError` if layers that keep states by seat cannot be rolled back by `num_drafts` tokens.
+
+    A ring holds the page of a position and the one before, so a rollback reaches no farther back than a page.
+    """
+    if shares_pages(cfg, numerics):
+        return
+    if num_drafts > numerics.page:
+        raise InputError(
+            f"the model has layers that keep states by sequence, which can be rolled back by a page of {numerics.page} tokens: "
+            f"draft at most as many (num_speculative_tokens, or the window less one), not {num_drafts}, or raise Numerics.page"
+        )
+    if numerics.alignment != "free":
+        raise InputError(
+            f'layers that keep states by sequence need Numerics.alignment "free", got {numerics.alignment!r}: aligned windows '
+            "would read positions again, whose state is gone"
+        )
 
 
 def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None) -> int:

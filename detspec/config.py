@@ -99,9 +99,11 @@ class Rope:
 
     theta: float = 10000.0  # base of the rotary frequencies
     scaling: RopeScaling | None = None  # stretches the frequencies; None leaves them
+    is_local: bool = False  # the base is one that a model names for its sliding layers (Gemma 3); it changes no rotation
 
     def __post_init__(self) -> None:
         check_numbers(self, "theta")
+        check_flags(self, "is_local")
         if self.scaling is not None and not isinstance(self.scaling, RopeScaling):
             raise InputError(f"Rope.scaling must be a RopeScaling or None, got {self.scaling!r}")
 
@@ -176,6 +178,13 @@ class ModelConfig:
     weights: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kinds, tuple) or not all(hasattr(kind, "mixer") for kind in self.kinds):
+            raise InputError(
+                f"ModelConfig.kinds must be a tuple of detspec.model.layers.Layer, got {self.kinds!r}: detspec.dense_config "
+                "makes a config of sizes and flat fields"
+            )
+        if not isinstance(self.pattern, tuple):
+            raise InputError(f"ModelConfig.pattern must be a tuple of numbers of kinds, got {self.pattern!r}")
         check_counts(self, "vocab_size", "d_model", "max_position")
         check_numbers(self, "norm_eps")
         check_numbers(self, "logit_softcap", optional=True)
@@ -184,7 +193,7 @@ class ModelConfig:
         check_choice(self, "weights", WEIGHTS, optional=True)
         if not 1 <= len(self.pattern) <= MAX_LAYERS:
             raise InputError(f"ModelConfig.pattern must name 1 to {MAX_LAYERS} layers, got {len(self.pattern)}")
-        if unknown := [kind for kind in self.pattern if kind not in range(len(self.kinds))]:
+        if unknown := [kind for kind in self.pattern if type(kind) is not int or not 0 <= kind < len(self.kinds)]:
             raise InputError(
                 f"ModelConfig.pattern must hold numbers of the {len(self.kinds)} kinds of layers, from 0 on, got {unknown[0]!r}"
             )

@@ -78,10 +78,15 @@ def first_devices(num_chips: int, devices: list[Any]) -> list[Any]:
 
 def fitting_chips(cfg: ModelConfig) -> list[int]:
     """All numbers of chips that a model of this `cfg` can be cut over, ascending."""
-    sizes = {letter: math.gcd(*found) for letter, found in _cut_sizes(cfg).items()}
-    kv = sizes.pop("K", 0)
-    divided = math.gcd(*sizes.values())
-    return [n for n in range(1, divided + 1) if divided % n == 0 and (kv % n == 0 or n % kv == 0)]
+    sizes = _cut_sizes(cfg)
+    kv_heads = sizes.pop("K", [])
+    divided = math.gcd(*(size for found in sizes.values() for size in found))
+
+    def fits(n: int) -> bool:
+        """Whether in every layer each of `n` chips holds KV heads of its own, or in every layer shares a single one."""
+        return all(kv_parts(cfg, n) == min(n, K) for K in kv_heads)
+
+    return [n for n in range(1, divided + 1) if divided % n == 0 and fits(n)]
 
 
 def kv_parts(cfg: ModelConfig, num_chips: int) -> int:

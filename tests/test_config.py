@@ -34,6 +34,27 @@ def test_model_config_with_values_that_do_not_fit_is_refused(changes, message):
         dense_config(**{**SIZES, **changes})
 
 
+def test_dense_config_refuses_sizes_that_it_would_lose():
+    with pytest.raises(TypeError, match=r"takes 7 sizes by position, .*, got 8 values"):
+        dense_config(*SIZES.values(), 4096)
+    with pytest.raises(TypeError, match="vocab_size by position and by name"):
+        dense_config(211, **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kinds": ()}, "pattern must hold numbers of the 0 kinds"),
+        ({"kinds": ("attention",)}, "kinds must be a tuple of .*Layer, got .*detspec.dense_config"),
+        ({"pattern": [0, 0]}, r"pattern must be a tuple of numbers of kinds, got \[0, 0\]"),
+        ({"pattern": (0, True)}, "from 0 on, got True"),
+    ],
+)
+def test_kinds_and_pattern_of_other_types_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(dense_config(**SIZES), **changes)
+
+
 def test_model_config_names_dtypes_as_jax_takes_them():
     assert dense_config(**SIZES).jax_dtype == jnp.bfloat16
     assert dense_config(**SIZES, dtype="float32").jax_dtype == jnp.float32
@@ -120,6 +141,12 @@ def test_model_config_survives_json(cfg):
     assert config_from_json(json.loads(json.dumps(config_to_json(cfg)))) == cfg
     with pytest.raises(TypeError, match="num_experts"):
         config_from_json({**config_to_json(cfg), "num_experts": 8})
+
+
+def test_base_of_sliding_layers_survives_json_where_it_equals_that_of_the_others():
+    cfg = dense_config(**SIZES, rope_theta=1e4, sliding_window=8, sliding_layers=(True, False), sliding_rope_theta=1e4)
+    assert config_to_json(cfg)["sliding_rope_theta"] == 1e4
+    assert config_from_json(config_to_json(cfg)) == cfg
 
 
 def test_equal_schedules_are_one_key():

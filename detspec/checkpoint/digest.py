@@ -18,8 +18,10 @@ from detspec.model.params import Params
 HASHERS = 4  # threads at most; each holds one shard of a GPU or TPU in host memory
 
 
-def digest_model(cfg: ModelConfig, params: Params) -> str:
+def digest_model(cfg: ModelConfig, params: Params, *, stored: Mapping[str, Any] | None = None) -> str:
     """SHA-256 in hex over the config as sorted JSON, then each leaf's path, shape, dtype and SHA-256 of its bytes.
+
+    `stored` is the config's JSON as a folder holds it, which an earlier version may have written; today's if None.
 
     The bytes are those of the whole array in row-major order, so a mesh changes nothing. Where arrays are cut along their first
     axis, they are hashed shard by shard. If devices of several processes hold them, every process must call this.
@@ -28,7 +30,7 @@ def digest_model(cfg: ModelConfig, params: Params) -> str:
     arrays = [leaf for _, leaf in leaves]
     is_local = all(not isinstance(array, jax.Array) or array.is_fully_addressable for array in arrays)
     hashes = _hash_here(arrays) if is_local else _hash_together(arrays)
-    described: list[Any] = [config_to_json(cfg)]
+    described: list[Any] = [config_to_json(cfg) if stored is None else stored]
     for (path, leaf), digest in zip(leaves, hashes, strict=True):
         described.append([jax.tree_util.keystr(path), list(leaf.shape), str(leaf.dtype), digest.hex()])
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -105,7 +105,7 @@ def load_orbax(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, 
         raise InputError(f"{path}: {error}") from error
     except Exception as error:  # orbax, tensorstore and the file system raise errors of many kinds
         raise InputError(f"{path / WEIGHTS_FOLDER} cannot be read, it is damaged or incomplete: {error}") from error
-    digest = digest_model(cfg, params)
+    digest = digest_model(cfg, params, stored=manifest["config"])
     if digest != manifest.get("digest"):
         raise InputError(f"{path}: the weights have digest {digest}, {MANIFEST_NAME} says {manifest.get('digest')}")
     return cfg, params, digest

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import KVCache, init_cache, shares_pages
+from detspec.cache import KV, KVCache, cache_pools, init_cache, shares_pages
 from detspec.config import ModelConfig
 from detspec.draft.self_draft import self_draft
 from detspec.draft.source import Drafter, DraftSource
@@ -72,6 +72,8 @@ def draft_model(model: Weighted, *, target: Weighted) -> Drafter:
         raise InputError(
             "a model with layers that keep states by sequence cannot be a draft model: it could not go back to them"
         )
+    if not any(isinstance(pools, KV) for pools in cache_pools(target.cfg, Numerics())):
+        raise InputError("the model has no attention layers, whose pages the draft model would share: use another draft")
     if model.cfg.thinking is not None:
         raise InputError("a model that thinks cannot be a draft model: it would have to think about prompts of its own")
     return Drafter(draft_model_source(model.cfg, _bytes_read(model.cfg) / _bytes_read(target.cfg)), model.params)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from detspec.cache import SCRATCH_PAGE, shares_pages
+from detspec.cache import SCRATCH_PAGE, check_seats, shares_pages
 from detspec.checkpoint.load import Model
 from detspec.compile_cache import user_cache
 from detspec.draft.ngram import acceptance_by_match_length
@@ -119,11 +119,8 @@ class Device:
                 'the draft "ngram", "int8", "self" or "none"'
             )
         self.shares_pages = shares_pages(model.cfg, self.schedule.numerics)
-        if not self.shares_pages and config.num_speculative_tokens > (page := self.schedule.numerics.page):
-            raise InputError(
-                f"the model has layers that keep states by sequence, which can be rolled back by a page of {page} tokens: "
-                f"lower num_speculative_tokens, which is {config.num_speculative_tokens}, or raise Numerics.page"
-            )
+        drafts = any(name != "none" for name in config.methods)
+        check_seats(model.cfg, self.schedule.numerics, config.num_speculative_tokens if drafts else 0)
         self.room = Room(config.max_stop_ids, config.max_logit_bias)
         init = partial(
             init_state,

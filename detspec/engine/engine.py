@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
+from detspec.config import is_count
 from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement, Alone, agreement_of
 from detspec.engine.certify import Certificate
@@ -77,6 +78,8 @@ class Engine:
         if there are too few devices, or several processes share them, or if the fingerprints of replicas differ.
         """
         config = config or EngineConfig()
+        if not is_count(num_replicas):
+            raise InputError(f"the number of replicas (engines) must be a positive integer, got {num_replicas!r}")
         if num_replicas == 1:
             devices = [Device(model, config, drafters=drafters, riders=riders)]
         else:
@@ -286,7 +289,7 @@ class Engine:
         following = 0
         for completion in self.run(to_replay(records, LOOKAHEAD * self.num_places)):
             if completion.replay is None:
-                raise InputError(f"{completion.id!r} cannot be replayed: {completion.error}")
+                raise InputError(f"{completion.id!r} cannot be replayed: {completion.error or completion.finish_reason}")
             found[completion.index] = completion.replay
             while following in found:
                 yield found.pop(following)

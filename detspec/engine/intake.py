@@ -88,15 +88,22 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     check_prompt(ids, sampling, model.cfg, max_len=config.max_len)
     if sampling.stop and model.tokenizer is None:
         raise InputError(f"{model.no_tokenizer}, so there is no text to look for stop strings in")
-    if config.num_pages is not None:  # else there are enough for any request of `max_len`
-        numerics = (config.schedule or default_schedule(model.cfg)).numerics
-        needed = numerics.num_pages(len(ids) + sampling.max_tokens)
-        if needed > config.num_pages:
-            raise InputError(
-                f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}: {needed} pages of {numerics.page}, "
-                f"more than num_pages ({config.num_pages}): shorten one or raise num_pages"
-            )
+    asked = f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}"
+    _check_pages(model, config, len(ids) + sampling.max_tokens, asked)
     return _with_thinking(model, request)
+
+
+def _check_pages(model: Model, config: EngineConfig, length: int, asked: str) -> None:
+    """Raises `InputError`, which begins with what was `asked`, if `length` positions take more pages than there are."""
+    if config.num_pages is None:  # there are enough for any request of `max_len`
+        return
+    numerics = (config.schedule or default_schedule(model.cfg)).numerics
+    needed = numerics.num_pages(length)
+    if needed > config.num_pages:
+        raise InputError(
+            f"{asked}: {needed} pages of {numerics.page}, more than num_pages ({config.num_pages}): shorten one or raise "
+            "num_pages"
+        )
 
 
 def _check_replayed(model: Model, config: EngineConfig, request: Request) -> Request:
@@ -108,6 +115,9 @@ def _check_replayed(model: Model, config: EngineConfig, request: Request) -> Req
         check_prompt(text, ONE_TOKEN, model.cfg, max_len=config.max_len + 1)
     except InputError as error:
         raise InputError(f"{request.id!r}: {error}") from error
+    if request.sampling.n != 1:
+        raise InputError(f"{request.id!r} asks for {request.sampling.n} samples: replay each as a request of its own")
+    _check_pages(model, config, len(text), f"{request.id!r} has {len(text)} tokens with its prompt")
     return _with_thinking(model, request)
 
 

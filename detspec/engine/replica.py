@@ -183,6 +183,8 @@ class Replica:
         """Ends a segment that no sequence takes part in any more."""
         if not self.sequences:
             self.collect()
+            if not self.in_flight:  # else nobody would read what is being read
+                self._take_read(0)
             self._segments.rest()
 
     def empty(self) -> None:

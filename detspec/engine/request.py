@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from detspec.errors import InputError, shown
 from detspec.plain import plain_ids
 from detspec.riders.counters import Stats
 from detspec.riders.rider import NOTHING
@@ -62,6 +63,9 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_token_ids", plain_ids(self.prompt_token_ids))
         object.__setattr__(self, "given_token_ids", plain_ids(self.given_token_ids, "given_token_ids"))
+        if not isinstance(self.brings, Mapping | None):
+            raise InputError(f"brings must map names of riders to values, {{'name': value}}, got {shown(self.brings)}")
+        object.__setattr__(self, "brings", dict(self.brings or {}))
 
     def samples(self) -> "Iterator[Request]":
         """The `n` samples that it asks for, as requests of one sample each: sample `i` has the seed `seed + i`."""

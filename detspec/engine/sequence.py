@@ -286,7 +286,7 @@ def complete(sequence: SequenceState, text: str, context: str, model: Model) -> 
         top_logprobs=asked[0],
         prompt_logprobs=asked[1],
         prompt_top_logprobs=asked[2],
-        thoughts=tuple(decode_thought(token_ids, model) for token_ids in sequence.told),
+        thoughts=tuple(decode_thought(each, model) for each in sequence.told) if model.cfg.thinking is not None else (),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from detspec.cache import check_seats
 from detspec.config import ModelConfig
 from detspec.draft.given import NONE
 from detspec.draft.self_draft import SELF
@@ -149,6 +150,7 @@ def generate(
     max_len = schedule.numerics.whole_pages(max(longest, schedule.budget.window))
     state = start_state(cfg, prompts, each, eos_ids=eos_ids, max_len=max_len, schedule=schedule)
     source, draft_params = drafter or Drafter(default_source(schedule))
+    check_seats(cfg, schedule.numerics, 0 if source == NONE else schedule.budget.window - 1)
     return generate_state(params, cfg, state, schedule=schedule, source=source, draft_params=draft_params)
 
 

@@ -2,7 +2,8 @@
 
 `read_lines` counts lines, finds malformed lines and repeated ids in the whole file, and checks this shard's requests. These
 wait in a `Spool` until the engine asks for them: few in memory, many in a temporary file. Writing a line there and reading it
-back takes about a tenth of the time of tokenizing it again. A file in which an id occurs twice is read once more, so that the
+back takes a tenth of the time of tokenizing it again, or up to a third where lines are short.
+A file in which an id occurs twice is read once more, so that the
 errors of its lines come in their order.
 
 Non-blank lines are numbered from 0 over the whole file, so a line has the same number in every shard.

@@ -57,7 +57,12 @@ def dense_config(*sizes: int, **fields: Any) -> ModelConfig:
 
     Raises `TypeError` for a field that there is not, `InputError` for values that do not fit.
     """
-    given = {**dict(zip(SIZES, sizes, strict=False)), **fields}
+    if len(sizes) > len(SIZES):
+        raise TypeError(f"dense_config takes {len(SIZES)} sizes by position, {', '.join(SIZES)}, got {len(sizes)} values")
+    by_position = dict(zip(SIZES, sizes, strict=False))
+    if twice := [name for name in by_position if name in fields]:
+        raise TypeError(f"dense_config got {twice[0]} by position and by name")
+    given = {**by_position, **fields}
     if unknown := [name for name in given if name not in (*SIZES, *DEFAULTS)]:
         raise TypeError(f"dense_config has no field {unknown[0]!r}; it has {', '.join((*SIZES, *DEFAULTS))}")
     if missing := [name for name in SIZES if name not in given]:
@@ -69,7 +74,7 @@ def dense_config(*sizes: int, **fields: Any) -> ModelConfig:
         raise InputError(f"num_layers must be a positive integer, at most 2**31-1, got {num_layers!r}")
     if num_layers > MAX_LAYERS:
         raise InputError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
-    if not all(isinstance(slide, bool) for slide in slides):
+    if not isinstance(slides, list | tuple) or not all(isinstance(slide, bool) for slide in slides):
         raise InputError(f"sliding_layers must be True or False for each layer, got {slides!r}")
     if slides and len(slides) != num_layers:
         raise InputError(f"sliding_layers must name each of the {num_layers} layers, got {len(slides)}")
@@ -85,7 +90,9 @@ def dense_config(*sizes: int, **fields: Any) -> ModelConfig:
     mixers = [full]
     own_theta = values["sliding_rope_theta"]
     if window is not None or own_theta is not None:
-        mixers.append(dataclasses.replace(full, window=window, rope=full.rope if own_theta is None else Rope(own_theta)))
+        mixers.append(
+            dataclasses.replace(full, window=window, rope=full.rope if own_theta is None else Rope(own_theta, is_local=True))
+        )
     ff = GatedMLP(values["d_ff"], values["activation"])
     return ModelConfig(
         **{name: values[name] for name in OF_MODEL},
@@ -100,7 +107,6 @@ def flat_fields(cfg: ModelConfig) -> dict[str, Any] | None:
     last = cfg.kinds[-1]
     if not (isinstance(first.mixer, Attention) and isinstance(last.mixer, Attention) and isinstance(first.ff, GatedMLP)):
         return None
-    own_rope = last.mixer.rope != first.mixer.rope
     values = {
         **{name: getattr(cfg, name) for name in OF_MODEL},
         **{name: getattr(first.mixer, name) for name in OF_ATTENTION},
@@ -111,7 +117,7 @@ def flat_fields(cfg: ModelConfig) -> dict[str, Any] | None:
         "rope_scaling": first.mixer.rope.scaling,
         "sliding_window": last.mixer.window,
         "sliding_layers": tuple(map(bool, cfg.pattern)) if any(cfg.pattern) else (),
-        "sliding_rope_theta": last.mixer.rope.theta if own_rope else None,
+        "sliding_rope_theta": last.mixer.rope.theta if last.mixer.rope.is_local else None,
         "post_norms": first.post_norms,
         "attn_softcap": first.mixer.softcap,
         "position_encoding": first.mixer.positions,
@@ -187,5 +193,5 @@ def _part_of(values: dict[str, Any]) -> Any:
         raise InputError(f"this version has no layers of kind {name!r}, only {', '.join(KINDS)}")
     if "rope" in fields:
         scaling = fields["rope"]["scaling"]
-        fields["rope"] = Rope(fields["rope"]["theta"], None if scaling is None else RopeScaling(**scaling))
+        fields["rope"] = Rope(**{**fields["rope"], "scaling": None if scaling is None else RopeScaling(**scaling)})
     return KINDS[name](**fields)

@@ -149,6 +149,8 @@ class Rider(NamedTuple):
     # `(shared, state [n, ...], tokens [n]) -> state` after one more new token
     follow: Callable[[Shared, State, jax.Array], State] | None = None
     # `(state, committed) -> state` after a step
+    # Such a state begins anew after a preemption, and drafts of the same pass do not show in it: logits that depend on the text
+    # need `follow`.
     observe: Callable[[State, Committed], State] | None = None
     reader: Reader | None = None  # how it reads prompts
 

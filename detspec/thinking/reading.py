@@ -6,6 +6,7 @@ from flax import struct
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.model.attention import Attention
 from detspec.riders.rider import Capacity
 from detspec.state import GenState, Injected, Windows
 from detspec.struct import Struct
@@ -68,6 +69,8 @@ def init_reading(cfg: ModelConfig, capacity: Capacity) -> Reading:
     M = thinking.max_thought
     B = capacity.num_sequences
     schedule = capacity.schedule
+    if not all(isinstance(cfg.layer(index).mixer, Attention) for index in range(cfg.num_layers)):
+        raise InputError("a model that thinks needs attention in all its layers: its prompts cannot be replayed with thoughts")
     if schedule.budget.rows % C:
         raise InputError(
             f"a canonical pass of {schedule.budget.rows} rows cannot be cut into chunks of {C} tokens: choose Budget.rows as a "

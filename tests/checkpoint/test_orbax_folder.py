@@ -139,6 +139,17 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(folder):
     assert "manifest.json says 0000" in load_error(folder)
 
 
+def test_digest_of_a_folder_is_over_the_config_as_it_is_written_there(tmp_path):
+    """An earlier version wrote `false` for each layer where none slides; today's config of the same model says nothing."""
+    folder = save_orbax(tmp_path / "model", RANDOM_CFG, random_model(RANDOM_CFG)).result()
+    config = json.loads((folder / MANIFEST_NAME).read_text())["config"]
+    older = {**config, "sliding_layers": [False] * RANDOM_CFG.num_layers}
+    digest = digest_model(RANDOM_CFG, random_model(RANDOM_CFG), stored=older)
+    assert digest != digest_model(RANDOM_CFG, random_model(RANDOM_CFG))
+    edit_manifest(folder, config=older, digest=digest)
+    assert load(folder).digest == digest
+
+
 def test_manifest_of_another_format_or_config_is_refused(folder):
     config = json.loads((folder / MANIFEST_NAME).read_text())["config"]
     edit_manifest(folder, config={**config, "moe_experts": 8})

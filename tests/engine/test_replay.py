@@ -101,5 +101,9 @@ def test_texts_that_do_not_fit_and_unknown_tokens_are_refused(model, replaying):
         with pytest.raises(InputError, match=message):
             list(replaying.replay([(request, token_ids)]))
     assert len(next(replaying.replay([(request, [3] * 62)])).targets) == 62  # the text fills the row: nothing can follow
+    with pytest.raises(InputError, match="'a' asks for 2 samples: replay each"):
+        list(replaying.replay([(Request("a", (1, 2), SamplingParams(n=2)), [3])]))
+    with pytest.raises(InputError, match="'a' has 40 tokens with its prompt: 3 pages of 16, more than num_pages"):
+        list(Engine(model, dataclasses.replace(CONFIG, max_requests=2, num_pages=2)).replay([(request, [3] * 38)]))
     with pytest.raises(InputError, match="max_len 129 exceeds the 128 positions"):
         Engine(model, EngineConfig(max_len=129, schedule=SCHEDULE))

@@ -1,5 +1,7 @@
 """Layout of weights and pages on chips, and layouts that are refused."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -49,6 +51,12 @@ def test_numbers_of_chips_that_do_not_divide_the_model_are_refused_with_those_th
         make_mesh(with_fields(CFG, num_heads=16, num_kv_heads=16, d_ff=96, vocab_size=512), 16)
     with pytest.raises(InputError, match="chips \\(2\\) and sharding were given"):
         ds.load(chips=2, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+
+
+def test_layers_with_other_numbers_of_kv_heads_share_them_only_where_each_chip_has_its_own():
+    wide, narrow = (with_fields(CFG, num_kv_heads=K).kinds[0] for K in (4, 2))
+    assert fitting_chips(dataclasses.replace(CFG, kinds=(narrow, narrow), pattern=(0, 1))) == [1, 2, 4, 8]
+    assert fitting_chips(dataclasses.replace(CFG, kinds=(wide, narrow), pattern=(0, 1))) == [1, 2]
 
 
 def test_loading_on_chips_gives_the_same_weights_and_digest():

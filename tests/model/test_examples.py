@@ -192,10 +192,15 @@ def test_recurrent_layer_rolls_back_by_its_ring_of_two_pages(recurrent):
 @pytest.mark.programs(4)
 def test_recurrent_layers_share_no_pages_and_draft_a_page_at_most(recurrent):
     model = model_of(recurrent.cfg)
-    with pytest.raises(ds.InputError, match="rolled back by a page of 16 tokens: lower num_speculative_tokens, which is 31"):
+    with pytest.raises(ds.InputError, match=r"rolled back by a page of 16 tokens: draft at most as many .*, not 31"):
         engine_of(model, num_speculative_tokens=31)
     with pytest.raises(ds.InputError, match="states by sequence cannot be a draft model"):
         ds.draft_model(model, target=model)
+    with pytest.raises(ds.InputError, match=r'need Numerics.alignment "free", got .window.'):
+        engine_of(model, schedule=SCHEDULE.with_numerics(alignment="window"))
+    wide = SCHEDULE.with_numerics(page=4, query_tile=4).with_budget(16, 16)
+    with pytest.raises(ds.InputError, match=r"page of 4 tokens: draft at most as many .*, not 15"):
+        ds.generate(model.params, model.cfg, [[1, 2]], SAMPLING[:1], schedule=wide)
     engine = engine_of(model)
     prompt = list(range(40))
     first, second = (engine.generate([prompt], ds.SamplingParams(max_tokens=4, ignore_eos=True))[0] for _ in range(2))
