@@ -22,6 +22,7 @@ from tests.ops.linear_contract import make_problem
 INT8 = dataclasses.replace(CFG, weights="int8", tie_embeddings=True)
 
 
+@pytest.mark.programs(27)  # four models, the weights of three rounded
 def test_engine_gives_the_bits_of_one_chip():
     """On four chips, too: see the tests of new weights and of plain sums."""
     found = [plain_job(model_on(INT8, num_chips)) for num_chips in (1, 2, 8)]
