@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 from kernel_shapes import LinearShape, attention_shapes, linear_shapes
 
-from detspec.model.dense import with_fields
 from detspec.targets import canonical_schedule, target
 
 V5E = target("v5e:2x2")
@@ -35,7 +34,7 @@ def test_work_of_attention_counts_what_queries_see_and_pages_their_tiles_read():
 def test_work_of_a_sliding_window_leaves_out_pages_before_it():
     """A query at position 299 sees 100 positions, 200 .. 299: pages 1 and 2 of three."""
     shape = SHAPES["llama3_1_8b/full/16x16"]
-    scores = with_fields(shape.scores, sliding_window=100)
+    scores = dataclasses.replace(shape.scores, sliding_window=100)
     shape = dataclasses.replace(shape, groups=1, window=1, max_len=300, scores=scores)
     work = shape.work(canonical_schedule(V5E))
     assert work.flop == 4 * 100 * 32 * 128

@@ -56,7 +56,7 @@ def on_cpu(earlier: dict | None = None) -> Setting:
 
 def weights_of(cfg: ModelConfig, dtype: str) -> tuple[Params, TorchLlama]:
     """Random weights, for us and for PyTorch; norms differ from 1."""
-    params = init_params(cfg, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: leaf.astype("float32"), init_params(cfg, jax.random.key(0)))
     params = jax.tree.map(lambda leaf: leaf if leaf.ndim > 1 else leaf + jnp.linspace(-0.5, 0.5, leaf.size), params)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
