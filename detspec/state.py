@@ -9,6 +9,7 @@ from flax import struct
 
 from detspec.cache import KVCache
 from detspec.riders.counters import Counters
+from detspec.riders.rider import AdaptFn
 from detspec.riders.riding import Riders
 from detspec.struct import Struct
 
@@ -53,6 +54,13 @@ class Injected(NamedTuple):
     def at(self, depth: int, x: jax.Array) -> jax.Array:
         """The stream `x [..., D]` after `depth` layers, with the vectors if this is where they go in."""
         return x + self.values.reshape(x.shape).astype(x.dtype) if depth == self.depth else x
+
+
+class Riding(NamedTuple):
+    """Parts of a pass that come from riders."""
+
+    inject: Injected | None = None  # vectors that are added to the stream
+    adapt_fn: AdaptFn | None = None  # changes the products of the layers
 
 
 # Fields with a column of their own, in this order; after it come stop tokens, biased tokens and their biases.
@@ -188,9 +196,9 @@ class GenState(Struct):
         unread = self.riders.unread
         return self.live if unread is None else self.live & ~unread
 
-    def inject(self, windows: Windows) -> Injected | None:
-        """Values `[G, W, D]` that a rider adds to the stream of `windows`; None if there is no such rider."""
-        return self.riders.inject(windows)
+    def riding(self, windows: Windows) -> Riding:
+        """Collect what riders put into a pass over `windows`."""
+        return Riding(self.riders.inject(windows), self.riders.adapt_fn(windows))
 
 
 class Draft(Struct):

@@ -151,7 +151,7 @@ def _draft(
     alike = state.replace(
         cache=cache.replace(length=length),
         live=state.ready,
-        riders=state.riders.without_readers(),
+        riders=state.riders.for_draft_model(),
         deterministic=jnp.ones_like(state.deterministic),
     )
     decoded = self_draft((), own_params, own_cfg, alike, schedule, num_tokens + 1)

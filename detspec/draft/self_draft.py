@@ -51,7 +51,7 @@ def self_draft(
         going = carry.going & (step < limit)
         position = state.cache.length + step
         windows = Windows(tokens=carry.last[:, None], sequence=sequence, start=position, count=going.astype(jnp.int32))
-        logits_f32, cache, _ = forward(params, cfg, windows, carry.cache, numerics=numerics, inject=state.inject(windows))
+        logits_f32, cache, _ = forward(params, cfg, windows, carry.cache, numerics=numerics, riding=state.riding(windows))
 
         def texts() -> jax.Array:
             """Committed tokens and the drafts so far, `[B, max_len]`."""

@@ -134,6 +134,8 @@ class Device:
         )
         thinks = model.cfg.thinking is not None
         self.riders = (*((thinking_rider(config.thoughts),) if thinks else ()), *riders)
+        if isinstance(self.place, Mesh) and (own := [rider.name for rider in self.riders if rider.linear is not None]):
+            raise InputError(f"rider {own[0]!r} works on products, which are cut over {self.place.size} chips: use one chip")
         self.state = made(lambda: init().replace(riders=self._init_riders()), self.place, STATE)
         self._draft_states: dict[str, DraftState] = {}
         self._derived: dict[str, DraftParams] = {}  # weights of draft sources that are made from the model's

@@ -11,7 +11,7 @@ from detspec.generation.checks import check_prompt
 from detspec.generation.insert import insert, pack_requests
 from detspec.plain import plain_ids
 from detspec.riders.counters import COUNTERS
-from detspec.riders.rider import Capacity, Entry, Rider
+from detspec.riders.rider import Capacity, Entry, Rider, shares_pages
 from detspec.riders.riding import Riders, begin_riders
 from detspec.sampler import SAMPLING
 from detspec.sampling_params import SamplingParams, all_stop_ids
@@ -58,7 +58,7 @@ def init_riders(cfg: ModelConfig, capacity: Capacity, more: Sequence[Rider] = ()
     """The riders of a model's sequences, and `more`, to which nothing was brought.
 
     One of `more` takes the place of the model's own rider of its name. Raises `InputError` if two of `more` have one name, or
-    read prompts, or a model that thinks cannot with this schedule.
+    read prompts, if one works on products and follows the text, or if a model that thinks cannot with this schedule.
     """
     own = (SAMPLING, COUNTERS, *(() if cfg.thinking is None else (thinking_rider(),)))
     names = [rider.name for rider in more]
@@ -67,6 +67,12 @@ def init_riders(cfg: ModelConfig, capacity: Capacity, more: Sequence[Rider] = ()
     each = (*(rider for rider in own if rider.name not in names), *more)
     if len(readers := [rider.name for rider in each if rider.reader is not None]) > 1:
         raise InputError(f"two riders read prompts, {' and '.join(map(repr, readers))}: leave out one")
+    for rider in more:
+        if rider.linear is not None and (rider.changes or rider.page_key is shares_pages):
+            raise InputError(
+                f"rider {rider.name!r} works on products, on which keys and values depend: its state must not change with the "
+                "text, so it has no follow, observe or reader, and its page_key names what a request brings"
+            )
     return begin_riders(each, cfg, capacity)
 
 

@@ -50,7 +50,7 @@ def fill(params: Params, cfg: ModelConfig, state: GenState, given: Spans, *, sch
     """The cache with keys and values of the spans `given`."""
 
     def run_pass(windows: Windows, cache: KVCache) -> KVCache:
-        _, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))
+        _, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, riding=state.riding(windows))
         return cache
 
     with jax.named_scope("prefill"):

@@ -160,7 +160,6 @@ def read(
 
     def run_pass(windows: Windows, carry: tuple[Replayed, KVCache]) -> tuple[Replayed, KVCache]:
         replayed, cache = carry
-        inject = state.inject(windows)
         sequence = jnp.maximum(windows.sequence, 0)
         of_row = jnp.repeat(sequence, W)
         position = windows.positions.reshape(-1) + 1
@@ -168,7 +167,7 @@ def read(
         place = jnp.where(wanted.reshape(-1), position, T)
         windows = windows.replace(wanted=wanted)
         _, cache, stream = forward(
-            params, cfg, windows, cache, numerics=schedule.numerics, inject=inject, tap_layer=cfg.num_layers
+            params, cfg, windows, cache, numerics=schedule.numerics, riding=state.riding(windows), tap_layer=cfg.num_layers
         )
         assert stream is not None
         logits = logits_fn(params, cfg, windows, stream, numerics=schedule.numerics)

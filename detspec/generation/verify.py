@@ -198,5 +198,5 @@ def _logits_f32(
     params: Params, cfg: ModelConfig, state: GenState, windows: Windows, cache: KVCache, numerics: Numerics
 ) -> tuple[jax.Array, KVCache]:
     """The logits of a pass over `windows`, with what a rider adds to the stream, and the cache that it leaves."""
-    logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=numerics, inject=state.inject(windows))
+    logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=numerics, riding=state.riding(windows))
     return logits_f32, cache

@@ -146,7 +146,7 @@ class Attention:
         heads = x.shape[:-1]
         q, k, v = (
             biased(y_f32, params.get(f"{name}_bias"), x.dtype).reshape(*heads, -1, self.head_dim)
-            for name, y_f32 in zip("qkv", ops.linears_f32(x, params["q"], params["k"], params["v"]), strict=True)
+            for name, y_f32 in zip("qkv", ops.linears_f32(x, **{name: params[name] for name in "qkv"}), strict=True)
         )
         if self.qk_norm:
             q = ops.norm(q, params["q_norm"])
@@ -157,7 +157,7 @@ class Attention:
         attended, carry = attend_fn(q, k, v)
         attended = collectives.gather(attended.reshape(*heads, -1).astype(x.dtype))
         bias = None if "o_bias" not in params else collectives.own(params["o_bias"])
-        return collectives.gather(biased(out_ops.linear_f32(attended, params["o"]), bias, x.dtype)), carry
+        return collectives.gather(biased(out_ops.linear_f32(attended, o=params["o"]), bias, x.dtype)), carry
 
     def _paged(self, where: Where, pools: KV) -> AttendFn:
         """Attention over pages; threads on the written ones."""

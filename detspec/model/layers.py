@@ -138,5 +138,5 @@ def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, ops: RowO
 
 def head_f32(params: dict[str, Any], cfg: ModelConfig, normed: jax.Array, ops: RowOps) -> jax.Array:
     """Output head: `normed [..., D]` -> float32 `[..., V]`; on chips for their share of the rows, see `to_rows`."""
-    own_f32 = ops.linear_f32(normed, params["head"] if "head" in params else params["embed"])
+    own_f32 = ops.linear_f32(normed, head=params["head"] if "head" in params else params["embed"])
     return softcap(collectives.to_rows(own_f32), cfg.logit_softcap)

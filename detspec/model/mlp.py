@@ -41,6 +41,6 @@ class GatedMLP:
 
     def rows(self, params: dict[str, Any], x: jax.Array, ops: RowOps) -> jax.Array:
         """The MLP of rows `x [..., D]`."""
-        gate_f32, up_f32 = ops.linears_f32(x, params["gate"], params["up"])
+        gate_f32, up_f32 = ops.linears_f32(x, gate=params["gate"], up=params["up"])
         gated = collectives.gather((ACTIVATION_FNS[self.activation](gate_f32) * up_f32).astype(x.dtype))
-        return collectives.gather(ops.linear_f32(gated, params["down"]).astype(x.dtype))
+        return collectives.gather(ops.linear_f32(gated, down=params["down"]).astype(x.dtype))

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import jax
 
 from detspec.config import ModelConfig
-from detspec.ops.linear.api import LinearsFn, linears_fn
+from detspec.ops.linear.api import LinearsFn, Matrix, linears_fn
 from detspec.ops.norm import rms_norm
 from detspec.ops.row_sum import SumFn, native_sum, sum_fn
+from detspec.riders.rider import AdaptFn, Product
 from detspec.schedule import Numerics
 
 NormFn = Callable[[jax.Array, jax.Array], jax.Array]  # (x [..., D], scale [D]) -> [..., D]
@@ -19,16 +20,27 @@ class RowOps(NamedTuple):
     """Operations on single token rows, whose order of additions a schedule fixes."""
 
     norm: NormFn
-    linears_f32: LinearsFn
+    products_f32: LinearsFn
+    layer: int = 0  # whose products riders may change
+    adapt_fn: AdaptFn | None = None
 
-    def linear_f32(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+    def linears_f32(self, x: jax.Array, /, **weights: Matrix) -> tuple[jax.Array, ...]:
+        """Products of `x [..., n]` with `weights [m, n]` by their names, float32 `[..., m]`; riders may change them."""
+        products = self.products_f32(x, *weights.values())
+        if self.adapt_fn is None:
+            return products
+        of_rows = zip(weights, products, strict=True)
+        return tuple(self.adapt_fn(Product(self.layer, name, x, y_f32, self.products_f32)) for name, y_f32 in of_rows)
+
+    def linear_f32(self, x: jax.Array, /, **weight: Matrix) -> jax.Array:
         """`linears_f32` with one weight."""
-        return self.linears_f32(x, weight)[0]
+        (y_f32,) = self.linears_f32(x, **weight)
+        return y_f32
 
 
-def row_ops(cfg: ModelConfig, sum_row: SumFn, linears_f32: LinearsFn) -> RowOps:
-    """This model's RMSNorm, summed by `sum_row`, and `linears_f32`."""
-    return RowOps(partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_row, plus_one=cfg.norm_plus_one), linears_f32)
+def row_ops(cfg: ModelConfig, sum_row: SumFn, products_f32: LinearsFn) -> RowOps:
+    """This model's RMSNorm, summed by `sum_row`, and products by `products_f32`."""
+    return RowOps(partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_row, plus_one=cfg.norm_plus_one), products_f32)
 
 
 def canonical_ops(cfg: ModelConfig, numerics: Numerics, used: jax.Array | None = None) -> RowOps:

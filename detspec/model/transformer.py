@@ -14,7 +14,9 @@ from detspec.model.places import Where, place
 from detspec.model.rows import canonical_ops, training_ops
 from detspec.ops import collectives
 from detspec.schedule import Numerics
-from detspec.state import Injected, Windows
+from detspec.state import Injected, Riding, Windows
+
+NO_RIDING = Riding()
 
 
 class Pass(NamedTuple):
@@ -32,7 +34,7 @@ def forward(
     cache: KVCache,
     *,
     numerics: Numerics,
-    inject: Injected | None = None,
+    riding: Riding = NO_RIDING,
     tap_layer: int | None = None,
 ) -> Pass:
     """Runs a pass over `G * W` token rows: writes their keys and values, then attends, layer by layer.
@@ -44,7 +46,7 @@ def forward(
         windows: token rows to feed; `tokens [G, W]`. Rows that are not `wanted` leave keys and values, and give nothing of use.
         cache: pages, and the page table that the windows' sequences refer to.
         numerics: fixes the order of the floating-point operations.
-        inject: vectors `[G, W, D]` that are added to the stream.
+        riding: what riders put in: vectors `[G, W, D]`, and changes of the products of layers; the head's are left as they are.
         tap_layer: the number of layers after which the stream is wanted; nowhere if None.
     """
     G, W = windows.tokens.shape
@@ -59,16 +61,18 @@ def forward(
     def run(index: int, layer_params: Params, x: jax.Array) -> tuple[jax.Array, Any]:
         is_last = index == cfg.num_layers - 1
         layer = cfg.layer(index)
-        out_ops = last_ops if is_last else ops
+        own_ops, out_ops = (
+            some._replace(layer=index, adapt_fn=riding.adapt_fn) for some in (ops, last_ops if is_last else ops)
+        )
         where = Where(windows, last_places if is_last else places, prepared[cfg.pattern[index]], numerics)
 
         def mix(normed: jax.Array) -> tuple[jax.Array, Any]:
-            return layer.mixer.windows(layer_params, normed, where, cache.pools[index], ops, out_ops)
+            return layer.mixer.windows(layer_params, normed, where, cache.pools[index], own_ops, out_ops)
 
-        return run_layer(layer, layer_params, x, mix, ops, out_ops)
+        return run_layer(layer, layer_params, x, mix, own_ops, out_ops)
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1), numerics=numerics))  # [R, D]
-    streams, pools = through_layers(params, cfg, x, run, inject)
+    streams, pools = through_layers(params, cfg, x, run, riding.inject)
     return Pass(
         logits_f32=logits_f32(params, cfg, streams[-1], last_ops),
         cache=cache.replace(pools=pools),

@@ -3,7 +3,7 @@
     on the host      facts, page_key    what is brought, checked, for digests; and for the keys of shared pages
                      pack               what some requests bring, as arrays of numpy
     on the device    init, begin        the state `[B, ...]` of all sequences, and of those that get a request
-                     logits             what it makes of the logits of token rows
+                     linear, logits     what it makes of products with weights in token rows, and of their logits
                      follow, observe    its state after one more token of the text, and after a step
                      reader             reads a part of the prompt itself, and may put something into the stream
 
@@ -67,6 +67,20 @@ class Rows(NamedTuple):
     state: State  # [R, ...], the rider's state before the token that each row chooses
     position: jax.Array  # [R] int32, the position that this token will have
     texts_fn: TextsFn  # makes the texts; places from the first choice on hold drafts, and places from the last on nothing
+
+
+class Product(NamedTuple):
+    """A product of token rows with a weight of a layer."""
+
+    layer: int
+    name: str  # of the weight, such as "down"
+    x: jax.Array  # [R, n]
+    y_f32: jax.Array  # [R, m]
+    # `(x [R, k], weights [j, k], ...) -> float32 [R, j], ...`: products of the same rows, summed in the order of the pass
+    products_f32: Callable[..., tuple[jax.Array, ...]]
+
+
+AdaptFn = Callable[[Product], jax.Array]  # what riders make of a product, [R, m]
 
 
 class Committed(NamedTuple):
@@ -146,6 +160,10 @@ class Rider(NamedTuple):
     # `(shared, rows, logits_f32 [R, V]) -> [R, V]`. No row may depend on another, and those of requests that bring nothing stay
     # as they are: where no request asks for more than a temperature, programs leave this out.
     logits: Callable[[Shared, Rows, jax.Array], jax.Array] | None = None
+    # `(shared, state [R, ...], product) -> [R, m]`, what it makes of the products of layers. No row may depend on another, and
+    # those of requests that bring nothing stay as they are. Its state must not change with the text; keys and values depend on
+    # it, so `page_key` must name it.
+    linear: Callable[[Shared, State, Product], jax.Array] | None = None
     # `(shared, state [n, ...], tokens [n]) -> state` after one more new token
     follow: Callable[[Shared, State, jax.Array], State] | None = None
     # `(state, committed) -> state` after a step

@@ -9,7 +9,7 @@ from flax import struct
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.riders.rider import Capacity, Committed, Reader, Rider, Rows, Shared, State, TextsFn
+from detspec.riders.rider import AdaptFn, Capacity, Committed, Product, Reader, Rider, Rows, Shared, State, TextsFn
 from detspec.struct import Struct
 
 ProcessFn = Callable[[jax.Array], jax.Array]  # logits [R, V] of rows to logits
@@ -40,9 +40,9 @@ class Riders(Struct):
         """Returns the riders with other states of some that do not follow the text."""
         return self.replace(states={**self.states, **states})
 
-    def without_readers(self) -> "Riders":
-        """Returns the riders for another model, which reads prompts as they are."""
-        each = tuple(rider for rider in self.each if rider.reader is None)
+    def for_draft_model(self) -> "Riders":
+        """Returns the riders for another model, which reads prompts as they are and has other weights."""
+        each = tuple(rider for rider in self.each if rider.reader is None and rider.linear is None)
         return self.replace(each=each, states={rider.name: self.states[rider.name] for rider in each})
 
     def begun(
@@ -156,6 +156,22 @@ class Riders(Struct):
     def inject(self, windows: Any) -> Any:
         """Vectors that the rider that reads adds to the stream of `windows`, as `Injected`; None if none reads."""
         return None if self.reader is None else self.reader.inject(self.read_by_rider, windows)
+
+    def adapt_fn(self, windows: Any) -> AdaptFn | None:
+        """Returns the riders' functions of products, composed, for the rows of `windows`; None if none works on products."""
+        adapting = [rider for rider in self.each if rider.linear is not None]
+        if not adapting:
+            return None
+        of_row = jnp.repeat(jnp.maximum(windows.sequence, 0), windows.tokens.shape[1])
+        rows = {rider.name: jax.tree.map(lambda x: x[of_row], self.of(rider.name)) for rider in adapting}
+
+        def adapt(product: Product) -> jax.Array:
+            for rider in adapting:
+                assert rider.linear is not None
+                product = product._replace(y_f32=rider.linear(self.shared[rider.name], rows[rider.name], product))
+            return product.y_f32
+
+        return adapt
 
     @property
     def told(self) -> jax.Array | None:

@@ -69,7 +69,7 @@ def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, schedule: 
             windows,
             carry.cache,
             numerics=fast.numerics,
-            inject=Injected(thinking.in_layer, carry.states),
+            riding=state.riding(windows)._replace(inject=Injected(thinking.in_layer, carry.states)),
             tap_layer=thinking.out_layer,
         )
         assert tapped is not None

@@ -70,7 +70,7 @@ def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: S
         chunks.windows,
         state.cache,
         numerics=schedule.numerics,
-        inject=Injected(thinking.in_layer, states),
+        riding=state.riding(chunks.windows)._replace(inject=Injected(thinking.in_layer, states)),
         tap_layer=thinking.out_layer,
     )
     assert tapped is not None

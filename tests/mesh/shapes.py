@@ -87,10 +87,10 @@ def facts(completion: Completion) -> Facts:
 
 def mlp_added_across_chips(mlp, layer, x, ops):
     """The MLP in the usual layout, a control: `down` is cut along its inputs, and chips add what they have."""
-    gate_f32, up_f32 = ops.linears_f32(x, layer["gate"], layer["up"])
+    gate_f32, up_f32 = ops.linears_f32(x, gate=layer["gate"], up=layer["up"])
     gated = (ACTIVATION_FNS[mlp.activation](gate_f32) * up_f32).astype(x.dtype)
     if collectives.num_chips() == 1:
-        return ops.linear_f32(gated, layer["down"]).astype(x.dtype)
+        return ops.linear_f32(gated, down=layer["down"]).astype(x.dtype)
     down = collectives.gather(layer["down"].T).T  # [D, F], whole
     own = collectives.own(down)  # [D, F/n]
-    return jax.lax.psum(ops.linear_f32(gated, own), collectives.CHIPS).astype(x.dtype)
+    return jax.lax.psum(ops.linear_f32(gated, down=own), collectives.CHIPS).astype(x.dtype)

@@ -15,6 +15,7 @@ from detspec.errors import InputError
 from detspec.mesh import fitting_chips, make_mesh, param_shardings, place_of
 from detspec.model.dense import with_fields
 from detspec.model.params import params_bytes
+from detspec.riders.rider import Rider
 from tests.fakes import random_model
 from tests.mesh.conftest import model_on
 from tests.mesh.shapes import CFG
@@ -85,6 +86,12 @@ def test_what_runs_on_one_chip_alone_says_so():
             call()
     with pytest.raises(InputError, match="drafter 'mine' has weights of its own"):
         Device(model, SMALL, drafters={"mine": Drafter(RECORDED._replace(name="mine"), (np.zeros(3),))})
+    with pytest.raises(InputError, match="rider 'adapter' works on products, which are cut over 2 chips: use one chip"):
+        Device(
+            model,
+            SMALL,
+            riders=(Rider("adapter", lambda cfg, capacity: (), linear=lambda shared, state, product: product.y_f32),),
+        )
 
 
 def test_chips_that_have_no_names_are_one():

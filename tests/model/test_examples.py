@@ -1,10 +1,6 @@
 """The kinds of layers that docs/extending.md builds: they hold what the engine promises, and the numbers that they should."""
 
 import dataclasses
-import importlib.util
-import re
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import jax
@@ -19,27 +15,11 @@ from detspec.draft.source import Drafter, DraftSource, costs_nothing, draft_limi
 from detspec.model.params import active_params, init_params, num_params
 from detspec.model.transformer import forward_sequences
 from detspec.state import Draft
+from tests.examples import example
 from tests.fakes import bits
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 SCHEDULE = ds.Schedule().with_numerics(page=16, linear="pinned").with_budget(16, 4)
 SAMPLING = [ds.SamplingParams(max_tokens=45, temperature=float(i % 2), seed=i, ignore_eos=True) for i in range(4)]
-
-
-def example(heading: str, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The Python below a heading of the page, as a module: programs that are kept name functions by their module."""
-    _, _, below = PAGE.read_text().partition(f"### {heading}\n")
-    source = re.search(r"```python\n(.*?)```", below, flags=re.DOTALL)
-    assert source is not None
-    path = tmp_path_factory.mktemp("examples") / (re.sub(r"\W+", "_", heading).lower() + ".py")
-    path.write_text(source.group(1))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
