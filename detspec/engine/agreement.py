@@ -20,10 +20,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from detspec.distributed import exchange
-from detspec.engine.decide import Segment
+from detspec.engine.decide import Observe, Segment, StepTimes
 from detspec.engine.policy import Plan
 from detspec.engine.sequence import SequenceState
-from detspec.engine.step_times import Observe, StepTimes
 from detspec.engine.watchdog import Watchdog
 from detspec.errors import DivergenceError, InputError
 

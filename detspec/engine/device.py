@@ -23,6 +23,7 @@ from detspec.draft.source import Drafter, DraftParams
 from detspec.draft.table import drafters_of
 from detspec.engine.bits import differing_copies
 from detspec.engine.compiled import PROGRAMS, Executable, ProgramCall
+from detspec.engine.decide import BusyClock
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, Room
 from detspec.engine.programs import (
@@ -36,7 +37,6 @@ from detspec.engine.programs import (
     read_sequences,
     run_segment,
 )
-from detspec.engine.step_times import BusyClock
 from detspec.environment import chosen_schedule
 from detspec.errors import DivergenceError, InputError
 from detspec.generation.init import init_riders, init_state

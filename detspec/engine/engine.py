@@ -1,17 +1,28 @@
 """The engine: many requests at once, one step at a time.
 
-`add` checks a request and queues its samples; any thread may call it, also while others run. `step` starts a segment, and
-returns the updates of the one before, see `detspec.engine.loop`. What raises for one request, such as a tokenizer that cannot
-decode its tokens, ends that request alone, see `Completion.error`.
+`add` checks a request and queues its samples; any thread may call it, also while others run. `step` returns the updates of one
+segment while the devices work on the next:
 
-`generate`, `run` and `stream` drive `step`, see `detspec.engine.loop`; a server has a loop of its own.
+1. It queues new samples, and ends those that were aborted or left.
+2. Each replica collects its segment: what has ended gives its place and pages back.
+3. It admits samples from the queue that all share, and starts the next segment.
+4. While its device works, the updates of the segment before are put together.
+
+What raises for one request, such as a tokenizer that cannot decode its tokens, ends that request alone, see `Completion.error`.
+
+`generate`, `run` and `stream` step by `drive`, which takes requests from anywhere: two rounds of places are in flight, so that
+a place which gets free is filled. A server has a loop of its own.
 """
 
 import dataclasses
 import hashlib
 import json
+import time
+import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
@@ -22,10 +33,10 @@ from detspec.engine.certify import Certificate
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.intake import check_request, request_of, to_replay, to_score
-from detspec.engine.loop import Loop, drive
 from detspec.engine.policy import Needs, Plan
-from detspec.engine.replica import drafters_at, moved
+from detspec.engine.replica import Replica, Traffic, drafters_at, moved
 from detspec.engine.request import Completion, Replay, Request, Update
+from detspec.engine.sequence import NOT_OF_ONE, SequenceState, update_of
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.generation.checks import each_sampling, listed_prompts
@@ -35,9 +46,12 @@ from detspec.model.params import Params, fitted
 from detspec.plain import plain, plain_ids
 from detspec.riders.counters import Stats
 from detspec.riders.rider import Rider
+from detspec.riders.riding import brought
 from detspec.sampling_params import SamplingParams
 
 LOOKAHEAD = 4  # rounds of places whose records are put in order together
+ROUNDS = 2  # of places, in flight while requests are driven
+IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight
 
 
 class Engine:
@@ -53,6 +67,7 @@ class Engine:
         schedule: numerics and budget of the anchor, whose bits are committed.
         replicas: copies of the weights, each with a device, places, pages and plans of its own.
         agreement: asked before the engine uses facts that only its own process knows.
+        stats: counts of what speculation did for all requests that have ended so far, aborted ones too.
     """
 
     def __init__(
@@ -97,6 +112,7 @@ class Engine:
         return engine
 
     def _drive_on(self, devices: Sequence[Device], agreement: Agreement) -> None:
+        """Compares several chips with one; raises `InputError` if the devices have bits of their own each."""
         device = devices[0]
         if unknown := [name for name in device.config.methods if name not in ("auto", *device.drafters)]:
             names = ", ".join(("auto", *device.drafters))
@@ -104,8 +120,25 @@ class Engine:
         self.agreement = agreement
         self.config = device.config
         self.schedule = device.schedule
-        self._loop = Loop(devices, agreement)
-        self.replicas = self._loop.replicas
+        self.stats = Stats()
+        self._outbox: deque[Update] = deque()  # updates of requests that came without an outbox
+        self._is_stepping = False
+        self._traffic = Traffic(device.room)
+        self.replicas = tuple(Replica(each, agreement, self._traffic) for each in devices)
+        self._others = [[other for other in self.replicas if other is not each] for each in self.replicas]
+        mesh = self.replicas[0].mesh
+        for number, replica in enumerate(self.replicas):
+            if replica.differs:
+                warnings.warn(
+                    f"on these chips bits are not those of one chip, and results say so (mesh {replica.mesh!r}): "
+                    f"{replica.differs}",
+                    stacklevel=3,
+                )
+            if replica.mesh != mesh:
+                raise InputError(
+                    f"replica {number} has mesh {replica.mesh!r}, replica 0 has mesh {mesh!r}: their bits differ, so use one "
+                    "replica"
+                )
         self._weight_version: str | None = None
         self._name_weights()
 
@@ -127,12 +160,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do, or updates to return."""
-        return self._loop.has_work
-
-    @property
-    def stats(self) -> Stats:
-        """Counts of what speculation did for all requests that have ended so far, aborted ones too."""
-        return self._loop.stats
+        traffic = self._traffic
+        return bool(traffic.inbox or traffic.queue or traffic.news or self._outbox or self.num_live)
 
     @property
     def num_places(self) -> int:
@@ -146,8 +175,8 @@ class Engine:
 
     @property
     def num_live(self) -> int:
-        """Samples that have a place on a device."""
-        return self._loop.num_live
+        """Samples that have a place on a device, or whose given texts are read there."""
+        return sum(len(replica.in_flight) for replica in self.replicas)
 
     @property
     def num_tokens(self) -> int:
@@ -204,14 +233,18 @@ class Engine:
             outbox: gets the updates; None for the common outbox, which `step` returns by default.
 
         Raises:
-            InputError: the request is unsound or does not fit this engine, see `request`.
+            InputError: the request is unsound, does not fit this engine, see `request`, or brings a value that no rider takes.
         """
-        self._loop.add(check_request(self.model, self.config, request), stream=stream, outbox=outbox)
+        request = check_request(self.model, self.config, request)
+        outbox = self._outbox if outbox is None else outbox
+        says = brought(self.device.riders, request)
+        token_bytes = self.model.token_bytes
+        self._traffic.inbox.extend([SequenceState(each, token_bytes, outbox, stream, says) for each in request.samples()])
 
     def abort(self, id: str) -> None:
         """Ends all samples of a request at the next step; their last updates hold what was committed, reason "abort"."""
         if self.agreement.aborts(id):
-            self._loop.end(id)
+            self._traffic.inbox.append(id)
 
     def step(self, outbox: deque[Update] | None = None) -> list[Update]:
         """Starts a segment, and returns what the one before brought; an empty list if there is nothing to do.
@@ -221,8 +254,16 @@ class Engine:
         Raises `InputError` if a deterministic request is in flight and this device certifies no plan for it. Nothing is lost:
         abort such requests, and step on.
         """
-        outbox = self._loop.outbox if outbox is None else outbox
-        self._loop.step()
+        outbox = self._outbox if outbox is None else outbox
+        self._is_stepping = True
+        try:
+            for replica, others in zip(self.replicas, self._others, strict=True):
+                replica.collect()
+                self._take_in()
+                replica.go_on(others)
+                self._hand_out()
+        finally:
+            self._is_stepping = False
         updates = list(outbox)
         outbox.clear()
         return updates
@@ -297,7 +338,7 @@ class Engine:
 
     def prepare_replays(self) -> None:
         """Compiles what `replay` needs, and certifies large passes; `replay` does it by itself."""
-        self._loop.on_each(lambda replica: replica.prepare_replays())
+        self._on_each(lambda replica: replica.prepare_replays())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """Yields completions as they finish; keeps about twice `num_places` of `requests` queued or running.
@@ -337,7 +378,7 @@ class Engine:
         Raises `InputError` if what a rider reads in prompts depends on places or drafts on this device.
         """
         share = None if num_requests is None else -(-num_requests // len(self.replicas))
-        self._loop.on_each(lambda replica: replica.preparation.ahead(share, needs or Needs(), first_only=first_only))
+        self._on_each(lambda replica: replica.preparation.ahead(share, needs or Needs(), first_only=first_only))
         return tuple(self.certificates.values())
 
     def prepare_behind(self, needs: Needs | None = None) -> None:
@@ -348,7 +389,7 @@ class Engine:
         """
         self.compile_behind()
         if self.compiles_behind:
-            self._loop.on_each(lambda replica: replica.preparation.all_behind(needs or Needs()))
+            self._on_each(lambda replica: replica.preparation.all_behind(needs or Needs()))
         else:
             self.prepare(needs=needs)
 
@@ -396,7 +437,7 @@ class Engine:
 
         Raises `InputError` if requests are in flight, or a weight has another shape or dtype than the model's.
         """
-        self._loop.take_in()
+        self._take_in()
         if self.has_work:
             raise InputError("requests are in flight: finish or abort them before the weights change")
         params = fitted(params, self.model.cfg)
@@ -409,10 +450,59 @@ class Engine:
 
     def stop(self) -> list[Update]:
         """Drops all requests; returns the updates that were due, of the segment on the device too."""
-        self._loop.stop()
-        updates = list(self._loop.outbox)
-        self._loop.outbox.clear()
+        for replica in self.replicas:
+            replica.stop()
+        self._take_in()
+        self._hand_out()
+        for replica in self.replicas:
+            replica.drop(lambda sequence: True)
+            replica.rest()
+        updates = list(self._outbox)
+        self._outbox.clear()
         return updates
+
+    def _take_in(self) -> None:
+        """Queues what was added, and ends what was aborted or left by its driver, in the order of the calls."""
+        traffic = self._traffic
+        while traffic.inbox:
+            item = traffic.inbox.popleft()
+            if isinstance(item, SequenceState):
+                traffic.queue.append(item)
+                traffic.room = traffic.room.with_room_for(item.request.sampling, self.model.eos_ids)
+            elif isinstance(item, str):
+                for sequence in [*(each for replica in self.replicas for each in replica.in_flight), *traffic.queue]:
+                    if sequence.request.id == item:
+                        self._replica_of(sequence).abort(sequence)
+            else:
+                for replica in self.replicas:
+                    replica.drop(lambda sequence, outbox=item: sequence.outbox is outbox)  # type: ignore[misc]
+        for replica in self.replicas:
+            replica.rest()
+
+    def _hand_out(self) -> None:
+        """Puts the updates of all sequences that have news into their outboxes."""
+        for sequence in dict.fromkeys(self._traffic.news):  # one that is streamed may have news, and be aborted then
+            if sequence.finish_reason:
+                self.stats += sequence.stats
+            try:
+                sequence.outbox.append(update_of(sequence, self.model, self._digest))
+            except NOT_OF_ONE:
+                raise
+            except Exception as error:
+                self._replica_of(sequence).fail(sequence, error)
+        self._traffic.news.clear()
+
+    def _replica_of(self, sequence: SequenceState) -> Replica:
+        """The replica where `sequence` is; the first one if it waits."""
+        return next((replica for replica in self.replicas if sequence in replica.in_flight), self.replicas[0])
+
+    def _on_each(self, act: Callable[[Replica], None]) -> None:
+        """Calls `act` with each replica; several compile at the same time."""
+        if len(self.replicas) == 1:
+            act(self.replicas[0])
+            return
+        with ThreadPoolExecutor(len(self.replicas), thread_name_prefix="prepare") as threads:
+            list(threads.map(act, self.replicas))
 
     def _updates(self, requests: Iterable[Request | None], *, stream: bool) -> Iterator[Update]:
         """Drives `requests` and yields their updates; when it is closed, so are they."""
@@ -421,11 +511,44 @@ class Engine:
             for updates in drive(self, requests, stream=stream, outbox=outbox):
                 yield from updates
         finally:
-            self._loop.end(outbox)
-            if not self._loop.is_stepping:  # the garbage collector may close a driver at any moment
-                self._loop.take_in()
+            self._traffic.inbox.append(outbox)
+            if not self._is_stepping:  # the garbage collector may close a driver at any moment
+                self._take_in()
 
     def _name_weights(self) -> None:
-        """Digests what the bits depend on, for completions and for the contents of pages."""
+        """Digests what the bits depend on, for completions and for the contents of pages, which are forgotten."""
         self._digest = hashlib.sha256(json.dumps(self.fingerprint(), sort_keys=True).encode()).hexdigest()
-        self._loop.name_weights(self._digest)
+        for replica in self.replicas:
+            replica.pool.clear(bytes.fromhex(self._digest))
+
+
+def drive(
+    engine: Any, requests: Iterable[Request | None], *, stream: bool = False, outbox: deque[Update] | None = None
+) -> Iterator[list[Update]]:
+    """Yields the updates of one step of `engine` after another, until all `requests` have ended.
+
+    It asks `requests` for more as places get free, so they may have no end. None stands for nothing at the moment: what is in
+    flight goes on. An iterator that waits instead holds up the thread that drives the engine.
+
+    `stream` and `outbox` are those of `Engine.add`: with an outbox of its own it sees its own updates alone.
+    """
+    source: Iterator[Request | None] | None = iter(requests)
+    num_open = 0
+    while True:
+        while source is not None and num_open < ROUNDS * engine.num_places:
+            try:
+                request = next(source)
+            except StopIteration:
+                source = None
+                break
+            if request is None:
+                break
+            engine.add(request, stream=stream, outbox=outbox)
+            num_open += request.sampling.n
+        if source is None and not num_open:
+            return
+        updates = engine.step(outbox)
+        num_open -= sum(update.completion is not None for update in updates)
+        if not updates and not num_open:
+            time.sleep(IDLE_S)
+        yield updates

@@ -15,10 +15,9 @@ from functools import partial
 from detspec.draft.table import SOURCES
 from detspec.engine.agreement import Agreement, Alone
 from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, Times, certify, certify_reader, time_plans
-from detspec.engine.decide import Facts, Load
+from detspec.engine.decide import Acceptance, Facts, Load, StepTimes
 from detspec.engine.device import Device
 from detspec.engine.policy import Drafting, Needs, Plan, allowed_drafts, canonical_plans, needed_batches, ordinary_plan
-from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.errors import DivergenceError, InputError
 from detspec.riders.riding import reader_of
 

@@ -13,12 +13,11 @@ from detspec.engine.certify import certified_passes
 from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.decide import Segment, decide
 from detspec.engine.device import Device
-from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Needs, Plan, Room, needed_batches
 from detspec.engine.preparation import Preparation
 from detspec.engine.request import FAILED, Update
-from detspec.engine.scheduler import Scheduler
+from detspec.engine.scheduler import PagePool, Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import NOT_OF_ONE, SequenceState, failed, wants_replay
 from detspec.mesh import Place, param_specs, put
@@ -49,7 +48,8 @@ class Replica:
         device: weights, state and programs.
         planner: the replica's plans, with their times.
         preparation: which plans it gets when.
-        scheduler: sequences in its places, and the queue of all replicas.
+        scheduler: places and pages, and the queue of all replicas.
+        sequences: sequences that have a place here, the oldest first.
         pool: the replica's cache pages.
         mesh: facts on the replica's chips for fingerprints.
         differs: first difference of their bits from those of one chip; "" if there is none.
@@ -74,6 +74,7 @@ class Replica:
             window=device.schedule.budget.window,
             passes_fn=None if reader is None else partial(reader.passes, device.model.cfg),
         )
+        self.sequences = self.scheduler.sequences
         self._agreement = agreement
         self._traffic = traffic
         self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
@@ -81,11 +82,6 @@ class Replica:
         self._is_running = False  # a segment is on the device
         self._large: Schedule | None = None  # schedule of passes over records; None until it is certified
         self.mesh, self.differs = mesh_of_bits(device)
-
-    @property
-    def sequences(self) -> list[SequenceState]:
-        """Sequences that have a place here, the oldest first."""
-        return self.scheduler.sequences
 
     @property
     def in_flight(self) -> list[SequenceState]:
@@ -269,18 +265,11 @@ class Replica:
             decision = decide(load, facts, config, self.device.schedule.budget)
             if decision is None:
                 raise self.planner.refusal(load)
-            plan, segment, passed_over = decision
-            gain = segment.most_gain(plan.most_tokens)
-            if not self.scheduler.affords(gain):
-                num_steps = self.scheduler.affordable(segment.num_steps // 2, plan.most_tokens)
-                if not num_steps:
-                    self._preempt()
-                    continue
-                segment = segment.shortened(num_steps)
-                gain = num_steps * plan.most_tokens
-            self.scheduler.reserve(gain)
-            facts.times.passed_over(passed_over, segment.num_steps)
-            return plan, segment
+            segment = self.scheduler.reserve(decision.segment, decision.plan.most_tokens)
+            if segment is not None:
+                facts.times.passed_over(decision.passed_over, segment.num_steps)
+                return decision.plan, segment
+            self._preempt()
 
     def _preempt(self) -> None:
         """Takes the youngest sequence out of its place, to go on later."""

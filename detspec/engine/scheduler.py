@@ -13,19 +13,116 @@ Keys begin with what a rider says that keys and values depend on. Where it gives
 
 import contextlib
 import hashlib
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
-from detspec.engine.decide import Load
-from detspec.engine.pages import PagePool, partial_key, prefix_keys
+from detspec.engine.decide import Load, Segment
 from detspec.engine.sequence import SequenceState
 from detspec.generation.loop import NEVER
 
 AloneFn = Callable[[SequenceState], contextlib.AbstractContextManager[object]]
+
+
+class PagePool:
+    """Pages 1 .. `num_pages`, shared by what they hold; page 0 is scratch and has no holder.
+
+    1. `allocate` hands out a free page, otherwise it evicts the least recently used cached one.
+    2. `register` says what a page holds, under a key from `prefix_keys`; `share` hands it out once more under that key.
+    3. `release` gives a page back. A registered page stays cached until it is needed for other contents.
+
+    A page has as many holders as sequences whose page table lists it. Only keys and values of the canonical pass are
+    registered, and whole pages of committed tokens are never written again, so holders cannot disturb each other.
+
+    `root` is a digest of all that keys and values depend on besides tokens; it is part of every key.
+    """
+
+    def __init__(self, num_pages: int, root: bytes = b"") -> None:
+        self.num_pages = num_pages
+        self.root = root
+        self._free = list(range(num_pages, SCRATCH_PAGE, -1))
+        self._holders: dict[int, int] = {}
+        self._kept: OrderedDict[int, None] = OrderedDict()  # pages without holders, least recently used first
+        self._page_of: dict[bytes, int] = {}
+        self._keys_of: dict[int, list[bytes]] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can hand out."""
+        return len(self._free) + len(self._kept)
+
+    @property
+    def num_held(self) -> int:
+        """Pages that sequences hold."""
+        return len(self._holders)
+
+    def allocate(self) -> int:
+        """A page for one new holder; `IndexError` if none is available: ask `num_available` first."""
+        if self._free:
+            page = self._free.pop()
+        elif self._kept:
+            page, _ = self._kept.popitem(last=False)
+            for key in self._keys_of.pop(page):
+                del self._page_of[key]
+        else:
+            raise IndexError(f"all {self.num_pages} pages are held")
+        self._holders[page] = 1
+        return page
+
+    def find(self, key: bytes) -> int | None:
+        """The page registered under `key`, without holding it."""
+        return self._page_of.get(key)
+
+    def share(self, key: bytes) -> int | None:
+        """The page registered under `key`, for one more holder; None if there is none."""
+        page = self._page_of.get(key)
+        if page is not None:
+            self._kept.pop(page, None)
+            self._holders[page] = self._holders.get(page, 0) + 1
+        return page
+
+    def register(self, key: bytes, page: int) -> None:
+        """Says what `page`, which must have a holder, holds. The first page of a key stays its page."""
+        if key not in self._page_of:
+            self._page_of[key] = page
+            self._keys_of.setdefault(page, []).append(key)
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Takes one holder from each of `pages`, given in the order of a sequence: its end is evicted first."""
+        for page in reversed(list(pages)):
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                del self._holders[page]
+                if page in self._keys_of:
+                    self._kept[page] = None
+                else:
+                    self._free.append(page)
+
+    def clear(self, root: bytes | None = None) -> None:
+        """Forgets what all pages hold; keys depend on `root` from now on, if it is given."""
+        self.root = self.root if root is None else root
+        self._page_of.clear()
+        self._keys_of.clear()
+        self._free.extend(self._kept)
+        self._kept.clear()
+
+
+def prefix_keys(root: bytes, tokens: Sequence[int], page: int) -> list[bytes]:
+    """A key for each whole page of `tokens`: digest of `root` and of all tokens up to the page's end."""
+    keys: list[bytes] = []
+    previous = root
+    for start in range(0, len(tokens) - page + 1, page):
+        previous = hashlib.sha256(previous + np.asarray(tokens[start : start + page], np.int32).tobytes()).digest()
+        keys.append(previous)
+    return keys
+
+
+def partial_key(previous: bytes, tokens: Sequence[int]) -> bytes:
+    """A key for a page whose first slots hold `tokens`, fewer than a page, after the pages of `previous`."""
+    return hashlib.sha256(previous + b"partial" + np.asarray(tokens, np.int32).tobytes()).digest()
 
 
 class Admitted(NamedTuple):
@@ -135,23 +232,29 @@ class Scheduler:
             stops=any(sequence.request.sampling.stop for sequence in self.sequences),
         )
 
-    def affords(self, gain: int) -> bool:
-        """Whether the pages last for `gain` more tokens of every sequence."""
-        missing = sum(self._num_missing(sequence, _reach(sequence, gain)) for sequence in self.sequences)
-        return missing <= self.pool.num_available
+    def reserve(self, segment: Segment, most_tokens: int) -> Segment | None:
+        """Gives every sequence the pages for `segment`, whose steps commit up to `most_tokens` each.
 
-    def affordable(self, steps: int, most_tokens: int) -> int:
-        """Number of steps, at most `steps`, that the pages last for, if each may commit `most_tokens`; 0 if not for one."""
-        while steps and not self.affords(steps * most_tokens):
-            steps //= 2
-        return steps
-
-    def reserve(self, gain: int) -> None:
-        """Gives every sequence the pages for `gain` more tokens; they must be available."""
+        Returns the segment, with fewer steps if pages do not last for all; None, with nothing changed, if not for one.
+        """
+        gain = segment.most_gain(most_tokens)
+        num_steps = segment.num_steps
+        while not self._affords(gain):
+            num_steps //= 2
+            if not num_steps:
+                return None
+            segment = segment.shortened(num_steps)
+            gain = num_steps * most_tokens
         for sequence in self.sequences:
             if missing := self._num_missing(sequence, _reach(sequence, gain)):
                 sequence.pages.extend(self.pool.allocate() for _ in range(missing))
                 self._write(sequence)
+        return segment
+
+    def _affords(self, gain: int) -> bool:
+        """Whether the pages last for `gain` more tokens of every sequence."""
+        missing = sum(self._num_missing(sequence, _reach(sequence, gain)) for sequence in self.sequences)
+        return missing <= self.pool.num_available
 
     def register(self, sequence: SequenceState) -> None:
         """Lets other sequences share what the canonical pass has written of the prompt."""

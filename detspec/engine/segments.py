@@ -8,14 +8,13 @@ import jax
 import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
-from detspec.engine.decide import Segment
+from detspec.engine.decide import Acceptance, Observe, Segment
 from detspec.engine.device import Device, GivenText
 from detspec.engine.policy import Plan
 from detspec.engine.programs import Placement, Report, SequenceProgress
 from detspec.engine.request import Likeliest, Replay
 from detspec.engine.scheduler import Admitted
 from detspec.engine.sequence import SequenceState, asked_from, wants_replay
-from detspec.engine.step_times import Acceptance, Observe
 from detspec.generation import score
 from detspec.generation.loop import NEVER, Limits
 from detspec.riders.counters import Stats

@@ -11,8 +11,7 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.engine.bits import first_difference
 from detspec.engine.request import Replay, Request, completion_digest
-from detspec.engine.sequence import asked_logprobs, decode_thought
-from detspec.engine.text import ending_of
+from detspec.engine.sequence import asked_logprobs, decode_thought, ending_of
 from detspec.jobs.lines import LOGPROB_KEYS, as_json, thought_line
 from detspec.jobs.records import Record, Recorded
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from detspec.engine.engine import Engine
-from detspec.engine.loop import drive
+from detspec.engine.engine import Engine, drive
 from detspec.engine.policy import Needs
 from detspec.engine.request import GIVEN, Request, Update
 from detspec.jobs.lines import CheckedLine, LineFormat, Output

@@ -16,10 +16,10 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.draft.table import drafters_of
+from detspec.engine.decide import BusyClock
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, Room
 from detspec.engine.programs import SequenceProgress
-from detspec.engine.step_times import BusyClock
 from detspec.generation.score import Replayed
 from detspec.riders.counters import COUNTED
 from detspec.sampling_params import all_stop_ids

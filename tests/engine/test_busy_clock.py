@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from detspec.engine.step_times import BusyClock
+from detspec.engine.decide import BusyClock
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ SITES = {
         "detspec.engine.scheduler.Scheduler.remove",
         lambda self, sequence, *, keep: keep and sequence.request.id == BAD,
     ),
-    "the update": ("detspec.engine.loop.update_of", lambda sequence, model, context: sequence.request.id == BAD),
+    "the update": ("detspec.engine.engine.update_of", lambda sequence, model, context: sequence.request.id == BAD),
     "the start of its text": ("detspec.engine.sequence.text_of", lambda request, tokens: request.id == BAD),
     "the digest": ("detspec.engine.sequence.completion_digest", lambda request, *rest: request.id == BAD),
 }

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from detspec.cache import SCRATCH_PAGE
-from detspec.engine.pages import PagePool, partial_key, prefix_keys
+from detspec.engine.decide import Segment
 from detspec.engine.request import Request
-from detspec.engine.scheduler import Scheduler
+from detspec.engine.scheduler import PagePool, Scheduler, partial_key, prefix_keys
 from detspec.engine.sequence import SequenceState
+from detspec.generation.loop import NEVER
 from detspec.riders.riding import NOTHING_BROUGHT, Brought
 from detspec.sampling_params import SamplingParams
 
@@ -34,6 +35,11 @@ def queue(scheduler: Scheduler, *requests: Request) -> None:
     for request in requests:
         said = Brought({}, None, is_read=True) if request.sampling.thinking else NOTHING_BROUGHT
         scheduler.queue.extend(SequenceState(sample, brought=said) for sample in request.samples())
+
+
+def steps_of(number: int) -> Segment:
+    """A segment of so many steps."""
+    return Segment(rounds=0, prefill_passes=0, steps=number, max_idle=NEVER, min_live=1)
 
 
 def admitted_of(scheduler: Scheduler) -> list[SequenceState]:
@@ -79,11 +85,10 @@ class Life(RuleBasedStateMachine):
     @rule(gain=st.integers(1, 6), data=st.data())
     def step(self, gain, data):
         """Pages for `gain` tokens, or the youngest goes; then every row catches up or gains tokens, all of them 7."""
-        while not self.scheduler.affordable(gain, 1):
+        while (reserved := self.scheduler.reserve(steps_of(gain), 1)) is None:
             assert len(self.scheduler.sequences) > 1, "the oldest is never preempted"
             self.scheduler.preempt()
-        gain = self.scheduler.affordable(gain, 1)
-        self.scheduler.reserve(gain)
+        gain = reserved.num_steps
         for sequence in self.scheduler.sequences:
             if sequence.behind:
                 reached = min(sequence.length + data.draw(st.integers(1, 8)), sequence.committed - 1)
@@ -240,7 +245,7 @@ def test_preempted_sample_goes_first_and_finds_its_pages():
     b.committed, b.length = 9, 8
     while scheduler.sequences[-1] is not b:
         scheduler.remove(scheduler.sequences[-1], keep=False)
-    assert scheduler.affordable(8, 1) < 8
+    assert scheduler.reserve(steps_of(8), 1).num_steps < 8
     scheduler.preempt()
     assert scheduler.sequences == [a]
     assert scheduler.num_preemptions == 1

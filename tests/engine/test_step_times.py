@@ -7,12 +7,11 @@ import pytest
 
 from detspec.draft.table import drafters_of
 from detspec.engine.certify import CERTIFIED, Certificate
-from detspec.engine.decide import Load, choose_plan
+from detspec.engine.decide import Acceptance, Load, StepTimes, choose_plan
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Drafting, Needs, Plan, canonical_plans
 from detspec.engine.programs import Report
-from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from tests.engine.byte_model import facts

@@ -3,7 +3,7 @@
 import pytest
 
 from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes
-from detspec.engine.text import GrowingText
+from detspec.engine.sequence import GrowingText
 from tests.decoders import TOKENS, small_library
 
 NAMES = ["<s>", *(name for name, _, _ in TOKENS["byte_fallback"])]

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from detspec.engine import step_times
+from detspec.engine import decide
 from detspec.engine.agreement import SEGMENTS, Alone, Processes, agreement_of
+from detspec.engine.decide import StepTimes
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Room
 from detspec.engine.request import Request
-from detspec.engine.step_times import StepTimes
 from detspec.errors import DivergenceError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
@@ -91,7 +91,7 @@ def skewed(monkeypatch: pytest.MonkeyPatch):
         return clocks.own.perf_counter()
 
     wrong = SimpleNamespace(perf_counter=perf_counter)
-    monkeypatch.setattr(step_times, "time", wrong)
+    monkeypatch.setattr(decide, "time", wrong)
     monkeypatch.setattr("detspec.engine.certify.time", wrong)
 
 
