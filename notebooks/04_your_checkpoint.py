@@ -59,7 +59,7 @@ import matplotlib.pyplot as plt
 
 import detspec as ds
 from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.load import find_folder, load_config
+from detspec.checkpoint.load import load_config
 from detspec.cli import main
 from detspec.model.dense import with_fields
 from detspec.model.params import init_params
@@ -82,7 +82,7 @@ if MODEL is None:
         "head_dim": 64,
     }
     cfg = with_fields(preset("qwen3_0_6b"), **small, max_position=1024, tie_embeddings=False)
-    save_hf(MODEL, cfg, init_params(cfg, jax.random.key(0)), side_files_from=find_folder("tiny_python"))
+    save_hf(MODEL, cfg, init_params(cfg, jax.random.key(0)), side_files_from="tiny_python")
 for file in sorted(Path(MODEL).iterdir()):
     print(f"{file.stat().st_size / 1e6:10.3f} MB  {file.name}")
 

@@ -37,7 +37,7 @@ from lm_eval.tasks import TaskManager
 
 import detspec as ds
 from detspec.adapters.lm_eval import DetspecLM
-from detspec.checkpoint.load import find_folder
+from detspec.checkpoint.folder import find_folder
 
 OURS = "detspec"
 MAX_LEN = 1024

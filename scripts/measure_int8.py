@@ -23,7 +23,8 @@ import tokenizers
 
 import detspec as ds
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.load import SHIPPED_MODELS, Model, find_folder, load
+from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder
+from detspec.checkpoint.load import Model, load
 from detspec.compile_cache import enable_jax_cache
 from detspec.config import ModelConfig
 from detspec.model.params import init_params, params_bytes, quantized

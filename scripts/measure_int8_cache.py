@@ -22,7 +22,8 @@ from measure_int8 import heldout_rows, nats_per_token
 
 import detspec as ds
 from detspec.cache import KVCache, cache_bytes, init_cache
-from detspec.checkpoint.load import SHIPPED_MODELS, load
+from detspec.checkpoint.folder import SHIPPED_MODELS
+from detspec.checkpoint.load import load
 from detspec.compile_cache import enable_jax_cache
 from detspec.model.params import Params, init_params
 from detspec.model.transformer import forward

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from detspec.checkpoint.folder import find_folder
 from detspec.checkpoint.hf import load_hf
 from detspec.checkpoint.hf_config import describe, family_of, read_fields
-from detspec.checkpoint.load import find_folder
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
 from detspec.model.params import num_params

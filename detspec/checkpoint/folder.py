@@ -1,6 +1,7 @@
 """Model folders of every kind: what a path holds that is none, files next to the weights, and how one is written whole."""
 
 import contextlib
+import importlib.resources
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from detspec.config import MAX_COUNT, ModelConfig, is_number
 from detspec.errors import InputError, shortened
 from detspec.read_json import read_json_object
 
+# What comes with the package: a small model of Python source code, and one that thinks about coin flips.
+SHIPPED_MODELS = ("tiny_python", "thinking_parity")
 ADAPTER_NAME = "adapter_config.json"
 HUB_NAME = re.compile(r"(?:https?:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/?")
 MERGE = (
@@ -135,6 +138,22 @@ def read_sampling_defaults(folder: Path) -> dict[str, float]:
     if wrong:
         raise InputError(f"{folder / GENERATION_CONFIG}: {json.dumps(wrong)} must be finite numbers")
     return {"temperature": 1.0, **found}
+
+
+def find_folder(path: str | Path | None) -> Path:
+    """`path`, or where the shipped model of that name lies in the installed package; that of the first if None."""
+    path = SHIPPED_MODELS[0] if path is None else path
+    if str(path) not in SHIPPED_MODELS or Path(path).exists():
+        return Path(path)
+    return Path(str(importlib.resources.files("detspec") / "assets" / str(path)))
+
+
+def find_side_files(path: str | Path | None) -> Path | None:
+    """The folder that files next to weights are taken from, if any is; `InputError` if there is none."""
+    folder = None if path is None else find_folder(path)
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"side_files_from={str(path)!r} is no folder: name the model folder that has the tokenizer")
+    return folder
 
 
 def copy_side_files(source: Path, target: Path) -> None:

@@ -27,6 +27,7 @@ from detspec.checkpoint.folder import (
     check_not_rounded,
     check_path,
     copy_side_files,
+    find_side_files,
     new_folder,
     no_folder,
     write_json,
@@ -100,12 +101,13 @@ def save_hf(
     """Writes a folder that `load_hf` and transformers read; an existing model folder is replaced when all of it is on disk.
 
     With `max_shard_bytes` the weights go to several files; tokenizer, chat template and generation config are taken along
-    from the folder `side_files_from`. Raises `InputError` if `path` exists and is no model folder, the weights are rounded, or
-    no family of Hugging Face has a model like `cfg`.
+    from the folder `side_files_from`, or the shipped model of that name. Raises `InputError` if `path` exists and is no model
+    folder, `side_files_from` is no folder, the weights are rounded, or no family of Hugging Face has a model like `cfg`.
     """
     path = Path(path)
     check_not_rounded(path, cfg)
     family = family_of(cfg)
+    source = find_side_files(side_files_from)
     if path.exists() and not (path / "config.json").is_file():
         raise InputError(f"{path} exists and holds no config.json; it is not overwritten")
     tokens = {"eos_token_id": list(eos_ids) if len(eos_ids) > 1 else eos_ids[0]} if eos_ids else {}
@@ -116,8 +118,8 @@ def save_hf(
         if tokenizer_json is not None:
             (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
             write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-        if side_files_from is not None:
-            copy_side_files(Path(side_files_from), folder)
+        if source is not None:
+            copy_side_files(source, folder)
 
 
 def named_tensors(names: TensorNames, params: Params) -> dict[str, jax.Array | np.ndarray]:

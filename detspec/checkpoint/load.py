@@ -4,7 +4,6 @@ What reads folders is imported when a folder is read: an engine over weights mad
 """
 
 import dataclasses
-import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.folder import read_eos_ids, read_sampling_defaults
+from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder, read_eos_ids, read_sampling_defaults
 from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from detspec.checkpoint.chat import ChatTemplate
     from detspec.checkpoint.detokenizer import TokenBytes
     from detspec.checkpoint.tokenizer import Tokenizer
-
-# What comes with the package: a small model of Python source code, and one that thinks about coin flips.
-SHIPPED_MODELS = ("tiny_python", "thinking_parity")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,14 +155,6 @@ def load_config(path: str | Path) -> ModelConfig:
 
     folder = find_folder(path)
     return read_orbax_config(folder) if is_orbax(folder) else read_hf_config(folder)
-
-
-def find_folder(path: str | Path | None) -> Path:
-    """`path`, or where the shipped model of that name lies in the installed package; that of the first if None."""
-    path = SHIPPED_MODELS[0] if path is None else path
-    if str(path) not in SHIPPED_MODELS or Path(path).exists():
-        return Path(path)
-    return Path(str(importlib.resources.files("detspec") / "assets" / str(path)))
 
 
 def cast_params(cfg: ModelConfig, params: Params, dtype: str) -> tuple[ModelConfig, Params]:

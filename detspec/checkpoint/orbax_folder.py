@@ -17,7 +17,7 @@ import jax
 from detspec.checkpoint.blocks import check_cuts
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.files import MAX_PROBLEMS
-from detspec.checkpoint.folder import check_not_rounded, check_path, copy_side_files, new_folder, write_json
+from detspec.checkpoint.folder import check_not_rounded, check_path, copy_side_files, find_side_files, new_folder, write_json
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -37,11 +37,11 @@ def save_orbax(
     """Writes `params` to the folder `path` in the background; an existing folder of ours is replaced when all is on disk.
 
     Arrays are immutable, so generation and training may go on. Tokenizer, chat templates and generation config are taken along
-    from the folder `side_files_from`. Returns a future of the path; its `result()` waits, and raises what went wrong. The
-    interpreter waits for it at its end.
+    from the folder `side_files_from`, or the shipped model of that name. Returns a future of the path; its `result()` waits,
+    and raises what went wrong. The interpreter waits for it at its end.
 
-    Raises `InputError` if `path` exists and is no folder of ours, devices of other processes hold some of the weights, or they
-    are rounded.
+    Raises `InputError` if `path` exists and is no folder of ours, `side_files_from` is no folder, devices of other processes
+    hold some of the weights, or they are rounded.
     """
     path = Path(path).resolve()
     check_not_rounded(path, cfg)
@@ -52,20 +52,21 @@ def save_orbax(
         )
     if path.exists() and not (path / MANIFEST_NAME).is_file():
         raise InputError(f"{path} exists and holds no {MANIFEST_NAME}; it is not overwritten")
+    source = find_side_files(side_files_from)
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
-    future = executor.submit(_write, path, cfg, params, side_files_from)
+    future = executor.submit(_write, path, cfg, params, source)
     executor.shutdown(wait=False)
     return future
 
 
-def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | Path | None) -> Path:
+def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: Path | None) -> Path:
     import orbax.checkpoint as ocp  # not with the package, because that takes long
 
     with new_folder(path) as folder:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder / WEIGHTS_FOLDER, params)
         if side_files_from is not None:
-            copy_side_files(Path(side_files_from), folder)
+            copy_side_files(side_files_from, folder)
         manifest = {
             "format": FORMAT,
             "config": config_to_json(cfg),

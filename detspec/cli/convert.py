@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from detspec.checkpoint.digest import digest_model
+    from detspec.checkpoint.folder import find_folder
     from detspec.checkpoint.hf import save_hf
     from detspec.checkpoint.load import cast_params, load, say_loading
     from detspec.checkpoint.orbax_folder import is_orbax, save_orbax
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.max_shard_gb > 0:
         raise InputError(f"--max-shard-gb must be a positive number, got {args.max_shard_gb:g}")
-    source = Path(args.model)
+    source = find_folder(args.model)
     out = Path(args.out)
     if not args.fresh and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"--out {out} is there already: name another folder, or let --fresh delete it")

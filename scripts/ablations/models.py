@@ -11,7 +11,7 @@ import tokenizers
 
 import detspec as ds
 from detspec.bench.bench import bench_prompts, random_model
-from detspec.checkpoint.load import find_folder
+from detspec.checkpoint.folder import find_folder
 from detspec.model.params import quantized
 from detspec.train.batches import cut_rows, encode_documents
 from detspec.train.corpus import STDLIB, read_corpus

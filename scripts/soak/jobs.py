@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from detspec.checkpoint.load import find_folder
+from detspec.checkpoint.folder import find_folder
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.jobs.files import sibling
 from scripts.soak.processes import Process, Start

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from detspec.checkpoint.chat import read_chat_template
-from detspec.checkpoint.folder import read_eos_ids, read_sampling_defaults
+from detspec.checkpoint.folder import find_folder, read_eos_ids, read_sampling_defaults
 from detspec.checkpoint.hf import load_hf, save_hf
-from detspec.checkpoint.load import find_folder, load, load_config
+from detspec.checkpoint.load import load, load_config
 from detspec.checkpoint.orbax_folder import MANIFEST_NAME, load_orbax, save_orbax
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError

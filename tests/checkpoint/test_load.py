@@ -9,8 +9,9 @@ import pytest
 import tokenizers
 
 from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.folder import find_folder
 from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.load import find_folder, load, load_config
+from detspec.checkpoint.load import load, load_config
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.intake import check_request, request_of, tokens_of

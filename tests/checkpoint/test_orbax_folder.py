@@ -198,6 +198,20 @@ def test_convert_keeps_the_tokens_that_end_a_text_of_a_config_that_names_them_al
     assert first.sampling_defaults == ours.sampling_defaults
 
 
+def test_convert_of_a_shipped_model_takes_its_tokenizer_along(tmp_path):
+    assert main(["convert", "--model", "thinking_parity", "--to", "orbax", "--out", str(tmp_path / "ours")]) == 0
+    shipped, ours = load("thinking_parity"), load(tmp_path / "ours")
+    assert (ours.digest, ours.eos_ids) == (shipped.digest, shipped.eos_ids)
+    assert ours.tokenizer.digest == shipped.tokenizer.digest
+
+
+@pytest.mark.parametrize("save", [save_hf, save_orbax])
+def test_saving_next_to_files_of_no_folder_is_refused_before_anything_is_written(save, tmp_path):
+    with pytest.raises(InputError, match="side_files_from='no_model' is no folder: name the model folder"):
+        save(tmp_path / "new", RANDOM_CFG, random_model(RANDOM_CFG), side_files_from="no_model")
+    assert not any(tmp_path.iterdir())
+
+
 def test_convert_leaves_a_folder_that_is_there_unless_it_is_to_be_fresh(tmp_path, capsys):
     save_hf(tmp_path / "hf", RANDOM_CFG, random_model(RANDOM_CFG))
     save_orbax(tmp_path / "kept", CFG, random_model(CFG)).result()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import detspec as ds
-from detspec.checkpoint.load import find_folder
+from detspec.checkpoint.folder import find_folder
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.cli.commands import main
 from detspec.demo.thinking_demo import OTHERS, ThinkingReport, other_prompts, run_thinking_demo

@@ -9,7 +9,7 @@ os.environ["HF_DATASETS_OFFLINE"] = os.environ["HF_HUB_OFFLINE"] = "1"  # before
 import numpy as np
 import pytest
 
-from detspec.checkpoint.load import find_folder
+from detspec.checkpoint.folder import find_folder
 from detspec.cli.commands import main
 from tests.evals.local_tasks import Size, write_tasks
 from tests.evals.runs import evaluate, samples_of

@@ -9,7 +9,7 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from detspec.checkpoint.chat import read_chat_template
-from detspec.checkpoint.load import find_folder
+from detspec.checkpoint.folder import find_folder
 from detspec.checkpoint.tokenizer import Tokenizer
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<pad>")
