@@ -20,7 +20,7 @@ from detspec.generation.prefill import fill, read_by_riders
 from detspec.generation.score import Asked, Replayed, read
 from detspec.held import Jitted
 from detspec.model.params import Params
-from detspec.ops.attention.api import copy_fn
+from detspec.ops.implementations import operations
 from detspec.passes import limited, missing, spans
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState
@@ -203,7 +203,7 @@ def run_segment(
 @partial(jax.jit, static_argnames=("cfg", "numerics"), donate_argnames=("state",))
 def copy_pages(state: GenState, cfg: ModelConfig, source: jax.Array, target: jax.Array, *, numerics: Numerics) -> GenState:
     """Copies pages `source [n]` over pages `target [n]`, in all layers; scratch over scratch where there is nothing to copy."""
-    copy = copy_fn(numerics)
+    copy = operations(numerics).copy_pages
 
     def copied(declared: Pool, array: jax.Array) -> jax.Array:
         return array if declared.by_seat else copy(array, source, target)

@@ -13,6 +13,7 @@ from detspec.model.params import Params
 from detspec.model.places import Where, place
 from detspec.model.rows import canonical_ops, training_ops
 from detspec.ops import collectives
+from detspec.ops.implementations import operations
 from detspec.schedule import Numerics
 from detspec.state import Injected, Riding, Windows
 
@@ -96,29 +97,11 @@ def lookup(table: jax.Array, rows: jax.Array, *, numerics: Numerics) -> jax.Arra
     """`table[rows]` for `rows [R]`, of a `table [V, D]` that chips may share: each has `V/n` rows of it."""
     size = table.shape[0]
     place = rows - collectives.chip() * size
+    take = operations(numerics).take
     if collectives.num_chips() == 1:
-        return _take(table, rows, numerics=numerics)
-    found = _take(table, jnp.clip(place, 0, size - 1), numerics=numerics)
+        return take(table, rows)
+    found = take(table, jnp.clip(place, 0, size - 1))
     return collectives.select(found, (place >= 0) & (place < size))
-
-
-def _take(table: jax.Array, rows: jax.Array, *, numerics: Numerics) -> jax.Array:
-    """`table[rows]` for `rows [R]`; on the CPU by a kernel, or by bit pattern where it has two-byte elements.
-
-    XLA:CPU converts a whole bf16 table to look up one row, and copies it once a program to look it up by bit pattern. For a
-    TPU, that copies the whole table, too.
-    """
-    if numerics.implementation == "cpu":
-        from detspec.ops import moves
-
-        return moves.take(table, rows)
-
-    def by_pattern(table: jax.Array, rows: jax.Array) -> jax.Array:
-        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(table, jnp.uint16)[rows], table.dtype)
-
-    if table.dtype.itemsize != 2:
-        return table[rows]
-    return jax.lax.platform_dependent(table, rows, cpu=by_pattern, default=lambda table, rows: table[rows])
 
 
 def forward_sequences(

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import Int8Pages, Pages, append, numbers
+from detspec.cache import Int8Pages, Pages, numbers
 from detspec.errors import InputError
-from detspec.ops.attention import int8_pages, reference
 from detspec.ops.attention.scores import Scores
 from detspec.ops.attention.tiles import NO_POSITION as NO_POSITION  # part of the contract
+from detspec.ops.implementations import operations
 from detspec.schedule import Numerics
 
 TAKE_INT8 = ("reference", "cpu", "pallas_tpu")  # implementations that read keys and values in int8
@@ -53,40 +53,15 @@ def paged_attention(
     _check(q, k_pages, v_pages, page_tables, positions, numerics)
     head_dim = q.shape[3]
     q = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, numbers(v_pages).shape[3] - head_dim)))
-    attend = reference.paged_attention
-    if numerics.implementation == "pallas_tpu":
-        from detspec.ops.attention import pallas_tpu
-
-        attend = pallas_tpu.paged_attention
-    elif numerics.implementation == "pallas_gpu":
-        from detspec.ops.attention import pallas_gpu
-
-        attend = pallas_gpu.paged_attention
-    elif numerics.implementation == "cpu":
-        from detspec.ops.attention import cpu
-
-        attend = cpu.paged_attention
+    attend = operations(numerics).paged_attention
     attended = attend(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
     return attended[..., :head_dim]
 
 
 def append_fn(numerics: Numerics) -> Callable[..., Any]:
     """`cache.append` as the implementation that `numerics` names does it; to pages in int8 `int8_pages.append`."""
-    in_int8 = numerics.cache_dtype == "int8"
-    if numerics.implementation == "cpu":
-        from detspec.ops import moves
-
-        return moves.append_int8 if in_int8 else moves.append
-    return int8_pages.append if in_int8 else append
-
-
-def copy_fn(numerics: Numerics) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """Returns `(pages, source, target) -> pages`, which copies pages `source [n]` of an array over pages `target [n]`."""
-    if numerics.implementation == "cpu":
-        from detspec.ops import moves
-
-        return moves.copy_pages
-    return lambda pages, source, target: pages.at[target].set(pages[source])
+    ops = operations(numerics)
+    return ops.append_int8 if numerics.cache_dtype == "int8" else ops.append
 
 
 def _check(

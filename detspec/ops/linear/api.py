@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from detspec.errors import InputError
-from detspec.ops.linear import int8, reference, xla
+from detspec.ops.implementations import operations
+from detspec.ops.linear import int8, xla
 from detspec.ops.linear.int8 import QTensor
 from detspec.schedule import Numerics
 
@@ -69,20 +70,7 @@ def _pinned_f32(
         if x.dtype != weight.dtype:
             raise InputError(f"x and weight must have one dtype, got {x.dtype} and {weight.dtype}")
     rows = x.reshape(-1, x.shape[-1])
-    if numerics.implementation == "pallas_tpu":
-        from detspec.ops.linear import pallas_tpu
-
-        found = [pallas_tpu.linear_f32(rows, weight, interpret=numerics.interpret) for weight in weights]
-    elif numerics.implementation == "pallas_gpu":
-        from detspec.ops.linear import pallas_gpu
-
-        found = pallas_gpu.linears_f32(rows, weights, interpret=numerics.interpret)
-    elif numerics.implementation == "cpu":
-        from detspec.ops.linear import cpu
-
-        found = cpu.linears_f32(rows, weights, used)
-    else:
-        found = [reference.linear_f32(rows, weight) for weight in weights]
+    found = operations(numerics).linears_f32(rows, weights, used)
     return tuple(y_f32.reshape(*x.shape[:-1], y_f32.shape[-1]) for y_f32 in found)
 
 
@@ -93,12 +81,7 @@ def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics, used
     if x.shape[-1] > int8.MAX_INPUTS:
         raise InputError(f"products in int8 have at most {int8.MAX_INPUTS} inputs, whose sum int32 holds; got {x.shape[-1]}")
     rows = x.reshape(-1, x.shape[-1])
-    if numerics.implementation == "cpu":
-        from detspec.ops.linear import cpu
-
-        found = cpu.int8_linears_f32(rows, weights, used)
-    else:
-        found = int8.linears_f32(rows, weights)
+    found = operations(numerics).int8_linears_f32(rows, weights, used)
     return tuple(y_f32.reshape(*x.shape[:-1], y_f32.shape[-1]) for y_f32 in found)
 
 

@@ -1,0 +1,80 @@
+"""Implementations of the operations that have several, by the names of `Numerics.implementation`.
+
+Nothing falls back to another one: what an implementation lacks raises. Kernels are imported when they are first called for.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from detspec import cache
+from detspec.ops import gathers
+from detspec.ops.attention import int8_pages
+from detspec.ops.attention import reference as reference_attention
+from detspec.ops.linear import int8
+from detspec.ops.linear import reference as reference_linear
+from detspec.schedule import Numerics
+
+LinearsFn = Callable[..., list[jax.Array]]  # (x [R, in], weights, used) -> float32 [R, out] of each weight
+
+
+class Operations(NamedTuple):
+    """The functions of one implementation; the defaults are XLA's."""
+
+    paged_attention: Callable[..., jax.Array]  # see `attention.api.paged_attention`
+    linears_f32: LinearsFn  # pinned products, see `linear.api.linears_fn`
+    int8_linears_f32: LinearsFn = lambda x, weights, used: int8.linears_f32(x, weights)
+    append: Callable[..., Any] = cache.append
+    append_int8: Callable[..., Any] = int8_pages.append
+    copy_pages: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = gathers.copy_pages
+    take: Callable[[jax.Array, jax.Array], jax.Array] = gathers.take
+
+
+def operations(numerics: Numerics) -> Operations:
+    """The operations of the implementation that `numerics` names."""
+    return IMPLEMENTATIONS[numerics.implementation](numerics)
+
+
+def _reference(numerics: Numerics) -> Operations:
+    return Operations(reference_attention.paged_attention, _of_each(reference_linear.linear_f32))
+
+
+def _cpu(numerics: Numerics) -> Operations:
+    from detspec.ops import moves
+    from detspec.ops.attention import cpu as attention
+    from detspec.ops.linear import cpu as linear
+
+    return Operations(
+        attention.paged_attention,
+        linear.linears_f32,
+        linear.int8_linears_f32,
+        moves.append,
+        moves.append_int8,
+        moves.copy_pages,
+        moves.take,
+    )
+
+
+def _pallas_tpu(numerics: Numerics) -> Operations:
+    from detspec.ops.attention import pallas_tpu as attention
+    from detspec.ops.linear import pallas_tpu as linear
+
+    return Operations(attention.paged_attention, _of_each(partial(linear.linear_f32, interpret=numerics.interpret)))
+
+
+def _pallas_gpu(numerics: Numerics) -> Operations:
+    from detspec.ops.attention import pallas_gpu as attention
+    from detspec.ops.linear import pallas_gpu as linear
+
+    interpret = numerics.interpret
+    return Operations(attention.paged_attention, lambda x, weights, used: linear.linears_f32(x, weights, interpret=interpret))
+
+
+def _of_each(linear_f32: Callable[[jax.Array, jax.Array], jax.Array]) -> LinearsFn:
+    """Products with several weights, one after the other, of all rows."""
+    return lambda x, weights, used: [linear_f32(x, weight) for weight in weights]
+
+
+IMPLEMENTATIONS = {"reference": _reference, "cpu": _cpu, "pallas_tpu": _pallas_tpu, "pallas_gpu": _pallas_gpu}
