@@ -94,7 +94,7 @@ def check_whole_is_cached(cfg: ModelConfig) -> None:
 
 @pytest.mark.programs(40)
 @pytest.mark.optimised
-@pytest.mark.parametrize("name", ["unrotated", "experts", "recurrent"])
+@pytest.mark.parametrize("name", ["experts", "recurrent"])
 def test_layers_of_another_kind_keep_the_promises_of_the_engine(name, request):
     check_promises(request.getfixturevalue(name).cfg)
 

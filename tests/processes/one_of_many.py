@@ -7,14 +7,14 @@ import dataclasses
 import sys
 
 from detspec.cli import commands, options
-from detspec.engine import certify, step_times
+from detspec.engine import certify, decide
 from detspec.engine.agreement import Alone, Processes
 from tests.processes.skewed_clock import SkewedClock
 
 
 def main() -> int:
     skewed = SkewedClock(int(sys.argv[1]))
-    step_times.time = certify.time = skewed  # type: ignore[assignment]
+    decide.time = certify.time = skewed  # type: ignore[assignment]
     num_segments = 0
 
     def counted(started):
