@@ -47,6 +47,8 @@ os.environ["XDG_CACHE_HOME"] = str(COMPILED)  # and this folder the CPU kernels
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+gc.set_threshold(20_000, 20, 100)  # tracing makes objects by the million, and few of them are garbage
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
