@@ -59,7 +59,7 @@ def facts(engine: ds.Engine, some: slice = slice(None)) -> list[tuple]:
 def check_promises(cfg: ModelConfig) -> None:
     """Batch, order, drafts, preemption and windows change no bit; scores are those of generation."""
     model = model_of(cfg)
-    engine = engine_of(model, method="none")
+    engine = engine_of(model, method="none", num_pages=8)
     expected = facts(engine)
     assert [facts(engine, slice(i, i + 1))[0] for i in range(4)] == expected
     few_pages = engine_of(model, method="self", num_pages=8)

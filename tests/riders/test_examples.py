@@ -32,11 +32,10 @@ def adapters(tmp_path_factory) -> ModuleType:
     return example("Adapters of low rank", tmp_path_factory)
 
 
-def engine_of(max_requests: int, method: str, riders: Sequence[Rider], model: Model = MODEL, **changes) -> Engine:
-    config = EngineConfig(
-        max_requests=max_requests, max_len=64, method=method, num_speculative_tokens=3, schedule=SCHEDULE, **changes
-    )
-    return Engine(model, config, riders=riders)
+def engine_of(method: str, riders: Sequence[Rider]) -> Engine:
+    """Four places and pages for two of them, so that sequences are preempted half way; all engines share programs."""
+    config = EngineConfig(max_requests=4, max_len=64, method=method, num_pages=8, num_speculative_tokens=3, schedule=SCHEDULE)
+    return Engine(MODEL, config, riders=riders)
 
 
 def requests(brought: Sequence[str | None] = BROUGHT) -> list[Request]:
@@ -66,18 +65,20 @@ def test_adapters_of_the_page_give_other_texts(adapters):
     assert len(set(adapters.texts.values())) == 3
 
 
+def one_by_one(engine: Engine) -> list[Completion]:
+    """Each request by itself, one canonical row a pass."""
+    return [run(engine, [request])[0] for request in requests()]
+
+
 @pytest.fixture(scope="module")
 def alone(adapters) -> list[Completion]:
-    """Each request by itself, one canonical row a pass."""
-    engine = engine_of(1, "none", (adapters.ADAPTERS,))
-    return [run(engine, [request])[0] for request in requests()]
+    return one_by_one(engine_of("none", (adapters.ADAPTERS,)))
 
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("method", ["self", "int8"])
 def test_requests_with_several_adapters_have_the_bits_of_each_alone(method, adapters, alone):
-    """Four places and pages for two of them, so that sequences are preempted half way."""
-    engine = engine_of(4, method, (adapters.ADAPTERS,), num_pages=8)
+    engine = engine_of(method, (adapters.ADAPTERS,))
     found = run(engine, requests())
     assert [facts(c) for c in found] == [facts(c) for c in alone]
     assert [c.digest for c in found] == [c.digest for c in alone]
@@ -94,14 +95,13 @@ def test_rows_that_depend_on_their_neighbours_are_found_out(adapters):
         return changed * (1 + (adapter >= 0).mean(dtype=np.float32) / 8)
 
     careless = adapters.ADAPTERS._replace(linear=linear)
-    single = engine_of(1, "none", (careless,))
-    alone = [run(single, [request])[0] for request in requests()]
-    assert [facts(c) for c in run(engine_of(4, "none", (careless,)), requests())] != [facts(c) for c in alone]
+    engine = engine_of("none", (careless,))
+    assert [facts(c) for c in run(engine, requests())] != [facts(c) for c in one_by_one(engine)]
 
 
 @pytest.mark.optimised
 def test_requests_that_bring_nothing_have_the_bits_of_an_engine_without_riders(alone):
-    plain = run(engine_of(4, "none", ()), requests([None] * len(BROUGHT)))
+    plain = run(engine_of("none", ()), requests([None] * len(BROUGHT)))
     for name, without, with_it in zip(BROUGHT, plain, alone, strict=True):
         assert (facts(without) == facts(with_it)) == (name is None)
         assert (without.digest == with_it.digest) == (name is None)
@@ -138,8 +138,8 @@ def test_requests_share_pages_with_those_of_their_adapter_only(adapters):
             name: Request("0", tuple(range(40)), SamplingParams(max_tokens=8), brings={"adapter": name})
             for name in adapters.NAMES
         }
-        engine = engine_of(1, "none", (rider,))
-        (alone,) = run(engine_of(1, "none", (rider,)), [asked["memos"]])
+        engine = engine_of("none", (rider,))
+        (alone,) = run(engine_of("none", (rider,)), [asked["memos"]])
         _, (after,) = (run(engine, [asked[name]]) for name in ("letters", "memos"))
         return facts(after) == facts(alone)
 
@@ -152,6 +152,6 @@ def test_riders_that_would_make_keys_and_values_depend_on_the_text_are_refused(a
     following = adapters.ADAPTERS._replace(follow=lambda shared, state, tokens: state)
     for rider in (shared, following):
         with pytest.raises(InputError, match="'adapter' works on products, on which keys and values depend"):
-            engine_of(1, "none", (rider,))
+            engine_of("none", (rider,))
     with pytest.raises(InputError, match="adapter must be one of letters, memos, got 'poems'"):
-        list(engine_of(1, "none", (adapters.ADAPTERS,)).run(requests(["poems"])))
+        list(engine_of("none", (adapters.ADAPTERS,)).run(requests(["poems"])))

@@ -17,16 +17,13 @@ from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, byte_params, facts, some_prompts, without_tokenizer
 from tests.riders.turns import TURNS
 
-pytestmark = pytest.mark.optimised
-
 NUM = 6
 MODEL = without_tokenizer(byte_params())
 
 
-def engine_of(max_requests: int, method: str, riders: Sequence[Rider] = (TURNS,), **changes) -> Engine:
-    config = EngineConfig(
-        max_requests=max_requests, max_len=64, method=method, num_speculative_tokens=3, schedule=SCHEDULE, **changes
-    )
+def engine_of(method: str, riders: Sequence[Rider] = (TURNS,)) -> Engine:
+    """Four places and pages for two of them, so that sequences are preempted half way; all engines share programs."""
+    config = EngineConfig(max_requests=4, max_len=64, method=method, num_pages=8, num_speculative_tokens=3, schedule=SCHEDULE)
     drafters = {"model": draft_model(MODEL, target=MODEL)} if method == "model" else {}
     return Engine(MODEL, config, drafters=drafters, riders=riders)
 
@@ -46,23 +43,26 @@ def run(engine: Engine, asked: Sequence[Request]) -> list[Completion]:
     return sorted(engine.run(asked), key=lambda completion: int(completion.id))
 
 
-@pytest.fixture(scope="module")
-def alone() -> list[Completion]:
+def one_by_one(engine: Engine) -> list[Completion]:
     """Each request by itself, one canonical row a pass."""
-    engine = engine_of(1, "none")
     return [run(engine, [request])[0] for request in requests()]
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """An engine without drafts; a test leaves nothing behind in it."""
-    return engine_of(4, "none")
+    return engine_of("none")
 
 
+@pytest.fixture(scope="module")
+def alone(engine) -> list[Completion]:
+    return one_by_one(engine)
+
+
+@pytest.mark.optimised
 @pytest.mark.parametrize("method", ["ngram", "self", "model"])
 def test_texts_of_a_batch_with_drafts_and_preemptions_have_the_bits_of_each_alone(method, alone):
-    """Four places and pages for two of them, so that sequences are preempted half way."""
-    engine = engine_of(4, method, num_pages=8)
+    engine = engine_of(method)
     found = run(engine, requests())
     assert [facts(c) for c in found] == [facts(c) for c in alone]
     assert [c.digest for c in found] == [c.digest for c in alone]
@@ -72,7 +72,7 @@ def test_texts_of_a_batch_with_drafts_and_preemptions_have_the_bits_of_each_alon
 
 def test_what_is_brought_decides_texts_and_what_brings_nothing_is_as_without_riders(alone):
     """The inverse control: without the rider, the texts of those that bring something are others."""
-    plain = run(engine_of(4, "none", riders=()), requests(brings=False))
+    plain = run(engine_of("none", riders=()), requests(brings=False))
     for i, (without, with_it) in enumerate(zip(plain, alone, strict=True)):
         same = facts(without) == facts(with_it)
         assert same == (i in (1, 3))
@@ -116,11 +116,12 @@ def by_steps(state, committed: Committed):
     return state.replace(is_on=state.is_on ^ (turns.sum(1) % 2 == 1))
 
 
+@pytest.mark.optimised
 def test_rider_that_forgets_the_drafts_before_a_row_is_found_out(alone):
     """The inverse control of all of this: a state that only steps bring up to date."""
     naive = TURNS._replace(follow=None, observe=by_steps)
-    assert [facts(c) for c in run(engine_of(1, "none", riders=(naive,)), requests())] == [facts(c) for c in alone]
-    found = run(engine_of(4, "self", riders=(naive,)), requests())
+    assert [facts(c) for c in one_by_one(engine_of("none", riders=(naive,)))] == [facts(c) for c in alone]
+    found = run(engine_of("self", riders=(naive,)), requests())
     assert [facts(c) for c in found] != [facts(c) for c in alone]
 
 
@@ -131,7 +132,7 @@ def test_values_that_no_rider_takes_are_refused(engine):
     with pytest.raises(InputError, match=r"brings 'grammar', but .* are those of its riders \('turns',\)"):
         engine.add(dataclasses.replace(request, brings={"grammar": 1}))
     with pytest.raises(InputError, match="brings 'turns', but the names that this engine takes are none"):
-        engine_of(1, "none", riders=()).add(request)
+        engine_of("none", riders=()).add(request)
     with pytest.raises(InputError, match="two riders are called 'turns'"):
-        engine_of(1, "none", riders=(TURNS, TURNS))
+        engine_of("none", riders=(TURNS, TURNS))
     assert not engine.has_work
