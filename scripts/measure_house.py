@@ -63,6 +63,7 @@ def sizes(package: Path) -> dict[str, Any]:
     readers = importers(trees)
     return {
         "lines": sum(text.count("\n") for text in texts.values()),
+        "lines without docstrings and blank ones": sum(num_code_lines(text, trees[name]) for name, text in texts.items()),
         "files": len(texts),
         "classes": classes.total(),
         "functions": sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes),
@@ -78,6 +79,16 @@ def module_of(path: Path, package: Path) -> str:
     """The dotted name of a file; a folder's is that of its `__init__.py`."""
     parts = (package.name, *path.relative_to(package).with_suffix("").parts)
     return ".".join(part for part in parts if part != "__init__")
+
+
+def num_code_lines(text: str, tree: ast.Module) -> int:
+    """Lines of `text` that are neither blank nor part of a docstring."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [
+        node.body[0] for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node) is not None
+    ]
+    inside = {number for each in docstrings for number in range(each.lineno, (each.end_lineno or each.lineno) + 1)}
+    return sum(bool(line.strip()) and number not in inside for number, line in enumerate(text.splitlines(), 1))
 
 
 def importers(trees: Trees) -> dict[str, set[str]]:
