@@ -10,12 +10,12 @@ from detspec.say import say
 
 SUMMARY = "replay recorded completions bit for bit"
 DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced, many lines at a
-time. Compares tokens, bits of all log-probabilities, finish reason, text, digest and metadata. Names each record that differs,
-and its first differing token. Records of ordinary requests are only counted: their bits are not promised; so are those of
-requests that failed, which hold no tokens. The manifest is read from the folder of the records. Lines in OpenAI's format need
-not hold tokens, so they are answered again, without drafts, and the first field that differs is named. --responses takes the
-log of `detspec serve --log` instead, which holds what was asked, too. Exit codes: 0 all deterministic records reproduce; 1 some
-do not; 2 bad input."""
+time. Compares tokens, bits of all log-probabilities, finish reason, text, digest and metadata. Names each record that
+differs, and its first differing token. Exit codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input."""
+DETAILS = """Records of ordinary requests are only counted: their bits are not promised; so are those of requests that
+failed, which hold no tokens. The manifest is read from the folder of the records. Lines in OpenAI's format need not hold
+tokens, so they are answered again, without drafts, and the first field that differs is named. --responses takes the log of
+`detspec serve --log` instead, which holds what was asked, too."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

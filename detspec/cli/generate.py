@@ -27,24 +27,33 @@ if TYPE_CHECKING:
     from detspec.jobs.output import JobResult
 
 SUMMARY = "complete a file of prompts"
-DESCRIPTION = """Completes every line of a JSONL file. A line in is {"id": "a", "prompt": "..."} or {"id": "a",
-"prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}. Messages are rendered by the
-model's chat template; "chat_template_kwargs": {...} passes it further values, such as tools, and "continue_final_message": true
-lets an answer go on within the last message. "sampling": {...} overrides the options below. "metadata": {...}, an object of
-yours, is repeated in its lines out. A line out, in the order of the input, has id, token_ids, text, logprobs, finish_reason,
-prompt_len and digest. If the sampling
-asks for them, it also has index, logprobs_mode, top_logprobs, prompt_logprobs and prompt_top_logprobs; and thoughts, if the
-model thinks. OUT.stats.json holds timings and counters; those under last_start belong to the start that finished the job.
-OUT.manifest.json holds what the bits depend on. OpenAI's batch lines, known by their "custom_id", are answered in OpenAI's
-format; bodies say how they are sampled, and lines that fail go to OUT.errors.jsonl. All other lines
-are checked before anything is generated. No output appears under its name until it is whole; until then, finished completions
-are kept in OUT.jsonl.journal. After a kill, a full disk or a failure, the same command resumes and gives the same bytes. A
-complete output is left as it is. So are the output of another job, whose differences are named, and a file that no job wrote,
-unless --fresh says to write over them. SIGTERM and SIGINT finish the running segment, keep
-what is finished and exit; a second signal kills. Exit codes: 0 success; 1 requests failed or lines were rejected, and the rest
-is written; 2 bad input; 3 the disk is full; 130 and 143 after SIGINT and SIGTERM. Several processes, which Slurm or a TPU pod
-starts, or which JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID join, share one model; the first writes the
-files. One that has lost the others exits with 75, and after the same commands all resume."""
+USAGE = "--prompts IN.jsonl --out OUT.jsonl [options]"
+DESCRIPTION = """Completes every line of a JSONL file. A line in is {"id": "a", "prompt": "..."}, or has "prompt_token_ids":
+[...] or "messages": [...], which the model's chat template renders. A line out, in the order of the input, has id,
+token_ids, text, logprobs, finish_reason, prompt_len and digest. After a kill, the same command resumes and gives the same
+bytes."""
+DETAILS = """Lines in: "sampling": {...} overrides the options above; "metadata": {...}, an object of yours, is repeated in
+the lines out; "chat_template_kwargs": {...} passes the chat template further values, such as tools;
+"continue_final_message": true lets an answer go on within the last message. OpenAI's batch lines, known by their
+"custom_id", are answered in OpenAI's format; bodies say how they are sampled, and lines that fail go to OUT.errors.jsonl.
+All other lines are checked before anything is generated.
+
+Lines out: if the sampling asks for them, also index, logprobs_mode, top_logprobs, prompt_logprobs and prompt_top_logprobs;
+and thoughts, if the model thinks.
+
+Files: OUT.stats.json holds timings and counters; those under last_start belong to the start that finished the job.
+OUT.manifest.json holds what the bits depend on. No output appears under its name until it is whole; until then, finished
+completions are kept in OUT.jsonl.journal, and after a kill, a full disk or a failure the same command goes on from there. A
+complete output is left as it is. So are the output of another job, whose differences are named, and a file that no job
+wrote, unless --fresh says to write over them.
+
+Signals: SIGTERM and SIGINT finish the running segment, keep what is finished and exit; a second signal kills. Exit codes: 0
+success; 1 requests failed or lines were rejected, and the rest is written; 2 bad input; 3 the disk is full; 130 and 143
+after SIGINT and SIGTERM.
+
+Processes: several, which Slurm or a TPU pod starts, or which JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID
+join, share one model; the first writes the files. One that has lost the others exits with 75, and after the same commands
+all resume."""
 FAILED = 1
 ON_ERROR = ("stop", "reject")
 AUTO = "auto"
@@ -97,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--created",
         type=int,
         metavar="SECONDS",
-        help="time since 1970 that chat templates print (default: none), and that answers to OpenAI's lines give (default: 0)",
+        help="time since 1970 that chat templates print, none by default, and answers to OpenAI's lines give, 0 by default",
     )
     add("--fresh", action="store_true", help="start again, and write over any journal and output")
     add("--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing")

@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from detspec.engine.engine import Engine
 
 SUMMARY = "an OpenAI-compatible server: equal requests, equal answers"
+USAGE = "[options]"
 DESCRIPTION = """Serves /v1/completions, /v1/chat/completions (whole or as streams), /v1/models, /tokenize, /detokenize,
-/inference/v1/generate (token ids in and out), /health, /metrics and /fingerprint. Equal `system_fingerprint` and equal request
-mean equal choices, to the bit, at any load. `"is_deterministic": false` makes a request ordinary. The port opens at once, and
-/health answers 503 until one program is compiled and certified that can run any request. The others, which make requests
-faster, are compiled while it answers; /health and the standard error name those that are left. A client that leaves ends
-its requests; calls beyond --max-waiting are answered with 429, and those for which there is never room with 400. SIGTERM stops
-admitting, finishes what is in flight within --grace seconds, aborts the rest, and ends with the exit code of the signal, 143.
-Other exit codes: 1 the engine failed; 2 bad options; 3 the disk of --log is full.
-Needs the extra `serve`: pip install 'detspec[serve]'."""
+/inference/v1/generate (token ids in and out), /health, /metrics and /fingerprint. Equal `system_fingerprint` and equal
+request mean equal choices, to the bit, at any load. `"is_deterministic": false` makes a request ordinary. Needs the extra
+`serve`: pip install 'detspec[serve]'."""
+DETAILS = """The port opens at once, and /health answers 503 until one program is compiled and certified that can run any
+request. The others, which make requests faster, are compiled while it answers; /health and the standard error name those
+that are left.
+
+A client that leaves ends its requests; calls beyond --max-waiting are answered with 429, and those for which there is never
+room with 400. SIGTERM stops admitting, finishes what is in flight within --grace seconds, aborts the rest, and ends with the
+exit code of the signal, 143. Other exit codes: 1 the engine failed; 2 bad options; 3 the disk of --log is full."""
 LOCALHOST = "127.0.0.1"
 KEY = "DETSPEC_API_KEY"
 SECONDS_BETWEEN_LINES = 60.0

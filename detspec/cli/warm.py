@@ -7,6 +7,7 @@ from detspec.cli.options import add_cache_dtype, add_engine, add_model, add_weig
 from detspec.say import say
 
 SUMMARY = "compile programs ahead"
+USAGE = "[options]"
 DESCRIPTION = """Compiles and certifies the programs that jobs with the same options need, and keeps them in the compile cache:
 the folder DETSPEC_COMPILE_CACHE, or one in the user's cache folder. For images of containers, and before arrays of jobs, which
 would each compile for themselves. Programs are bound to the versions of detspec and jax and to the kind of device, on a CPU

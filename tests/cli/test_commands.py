@@ -19,13 +19,17 @@ from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
-COMMANDS = ("demo", "generate", "merge", "audit", "eval", "doctor", "trace", "train", "bench", "plan", "convert", "warm")
+COMMANDS = (
+    *("demo", "generate", "merge", "convert-output", "audit", "serve", "eval", "doctor", "bench", "trace", "plan", "train"),
+    *("convert", "warm"),
+)
 CLI = Path(commands.__file__).parent
 LIGHT = ("detspec.choices", "detspec.cli", "detspec.errors", "detspec.say")
 NEEDED = {
     "merge": ["--out", "out.jsonl"],
     "generate": ["--prompts", "-", "--out", "-"],
     "train": ["--config", "config.py"],
+    "convert-output": ["out.jsonl", "out.parquet"],
     "audit": ["--records", "out.jsonl"],
     "convert": ["--model", "folder", "--out", "other"],
     "plan": ["--preset", "qwen3_8b", "--target", "v6e:2x2"],
@@ -46,12 +50,24 @@ def test_help_of_every_command_shows_its_options(command, capsys):
     assert shown.err == ""
 
 
-def test_help_names_every_command(capsys):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_a_command_does_within_ten_lines_of_its_usage(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    usage, description, *_ = capsys.readouterr().out.split("\n\n")
+    assert len(description.splitlines()) <= 10
+    assert len(usage.splitlines()) <= 7
+
+
+@pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), ([], 2)])
+def test_help_names_every_command(argv, code, capsys):
+    """Without a command, too, but then on the standard error."""
     with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(f"    {command}" in shown for command in COMMANDS)
+        main(argv)
+    assert caught.value.code == code
+    shown = capsys.readouterr()[code // 2]
+    assert all(f"\n    {command} " in shown for command in COMMANDS)
 
 
 @pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
@@ -67,14 +83,17 @@ def test_cli_module_imports_nothing_slow_before_it_runs(path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "required: COMMAND"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["fly"], "there is no command 'fly' (see `detspec --help`)"),
+        (["genrate"], "there is no command 'genrate': did you mean generate? (see `detspec --help`)"),
         (["generate", "--prompts", "x"], "required: --out"),
         (["generate", "--prompts", "x", "--out", "y", "--max-tokens", "many"], "invalid int value: 'many'"),
         (["generate", "--prompts", "x", "--out", "y", "--method", "magic"], "invalid choice: 'magic'"),
         (["generate", "--prompts", "x", "--out", "y", "--shard", "4/4"], "must be I/N with 0 <= I < N <= 99999"),
         (["generate", "--prompts", "x", "--out", "y", "--shard", "1"], "such as 0/4, or auto, got '1'"),
-        (["demo", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["demo", "--nonsense"], "unrecognized arguments: --nonsense (see `detspec demo --help`)"),
+        (["demo", "--modle=x"], "unrecognized arguments: --modle=x: did you mean --model? (see `detspec demo --help`)"),
+        (["demo", "--max-t", "4"], "unrecognized arguments: --max-t 4: did you mean --max-tokens? (see `detspec demo --help`)"),
+        (["plan", "--max-re", "4", "--preset", "qwen3_8b", "--target", "v6e:2x2"], "did you mean --max-requests?"),
     ],
 )
 def test_bad_option_is_one_line_and_exit_code_2(argv, message, capsys):
