@@ -38,7 +38,7 @@ for config in sorted(folder.glob("*/config.json")):
 for name, source in json.loads((folder / "templates.json").read_text()).items():
     refuse(name, lambda: ChatTemplate(source, {{}}).render([{{"role": "user", "content": "x"}}]))
 for line in (folder / "lines").read_bytes().splitlines():
-    refuse(line[:80], lambda: parse_line(line))
+    refuse(line[:80], lambda: parse_line(0, line))
 try:
     bytearray(2 * {ALLOWED_BYTES})
 except MemoryError:

@@ -69,7 +69,7 @@ class BatchReader:
             engine.model, fingerprint, max_len=engine.config.max_len, name=MODEL_NAME, created=spec.created or 0
         )
 
-    def id_of(self, raw: bytes) -> str:
+    def id_of(self, number: int, raw: bytes) -> str:
         """The user's id of a line. Raises `InputError` if it has none."""
         return str(parse_id(raw)[KEY])
 

@@ -63,8 +63,8 @@ class Output:
 class LineFormat(Protocol):
     """A format of lines: turns lines into requests, and completions into lines of output."""
 
-    def id_of(self, raw: bytes) -> str:
-        """The id of a line. Raises `InputError` if it has none."""
+    def id_of(self, number: int, raw: bytes) -> str:
+        """The id of line `number`. Raises `InputError` if it has none."""
 
     def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = ...) -> CheckedLine:
         """Line `number` of the input; calls `note_id` with its id if it has one.
@@ -90,13 +90,13 @@ class LineReader:
         self._now = spec.now
         self._repeated = repeated
 
-    def id_of(self, raw: bytes) -> str:
+    def id_of(self, number: int, raw: bytes) -> str:
         """See `LineFormat`."""
-        return str(parse_line(raw)["id"])
+        return str(parse_line(number, raw)["id"])
 
     def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> CheckedLine:
         """See `LineFormat`; `facts` are the metadata of the line."""
-        line = parse_line(raw)
+        line = parse_line(number, raw)
         note_id(line["id"])
         if number in self._repeated:
             raise InputError(self._repeated[number])
@@ -140,16 +140,21 @@ def parse_request(
         raise InputError(f"{error} (id {id!r})") from error
 
 
-def parse_line(raw: bytes) -> dict[str, Any]:
-    """Parses a line of input into a JSON object with an id; nothing else is checked."""
+def parse_line(number: int, raw: bytes) -> dict[str, Any]:
+    """Parses a line of input into a JSON object with an id; nothing else is checked.
+
+    An integer is taken as its digits, and a line without an id has its `number`, as rows of tables have.
+    """
     check_size(raw)
     line = parse_json(raw)
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
     id = line.get("id")
-    if not isinstance(id, str) or not id:
-        raise InputError(f'needs an "id", a string that is not empty, got {id!r}')
-    return line
+    if id is None:
+        id = number
+    if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
+        raise InputError(f'"id" must be a string that is not empty, or an integer, got {id!r}')
+    return {**line, "id": str(id)}
 
 
 def check_metadata(value: object) -> None:

@@ -75,7 +75,9 @@ def _shards_of(out: Path) -> list[Path]:
     found = find_shards(out)
     counts = sorted({count for _, count in found})
     if not counts:
-        raise InputError(f"there are no shards of {out}: expected files like {shard_path(out, 0, 4)}")
+        raise InputError(
+            f"there are no shards of {out}: expected files like {shard_path(out, 0, 4)}, or the folder {chunk_folder(out)}"
+        )
     if len(counts) > 1:
         raise InputError(
             f"{out} has shards of {' and of '.join(map(str, counts))}: remove the shards of one job, or name those to merge"

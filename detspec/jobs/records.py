@@ -52,8 +52,10 @@ class Origin:
 def read_origin(records: Path) -> Origin:
     """The origin of `records`, read from the manifest next to them.
 
-    Raises `InputError` if the manifest is missing or malformed, or its digest is not that of its fingerprint.
+    Raises `InputError` if a file is missing, the manifest is malformed, or its digest is not that of its fingerprint.
     """
+    if not records.is_file():
+        raise InputError(f"{records}: there is no such file; give the output of `detspec generate`")
     path = sibling(records, "manifest")
     manifest = read_manifest(records)
     if manifest is None:
@@ -240,7 +242,7 @@ class PromptsById:
             raise InputError(f"{path} has SHA-256 {self.file.sha256}, but the job read prompts of SHA-256 {origin.sha256}")
         for mark, raw in self.file.lines():
             with contextlib.suppress(InputError):  # a malformed line matters only if a record needs it
-                self._place.setdefault(parse_id(raw)[KEY] if origin.is_openai else parse_line(raw)["id"], mark)
+                self._place.setdefault(parse_id(raw)[KEY] if origin.is_openai else parse_line(mark.number, raw)["id"], mark)
 
     def __enter__(self) -> "PromptsById":
         return self
@@ -255,9 +257,9 @@ class PromptsById:
         """
         if self._last is not None and self._last[0].id == id:
             return self._last
-        _, raw = self.line(id)
+        number, raw = self.line(id)
         try:
-            line = parse_line(raw)
+            line = parse_line(number, raw)
             now = template_time(self.origin.created)
             self._last = parse_request(line, model, self.origin.engine, self.origin.sampling, now), line.get("metadata")
         except InputError as error:

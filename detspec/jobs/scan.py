@@ -28,7 +28,7 @@ from detspec.engine.policy import Needs
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import KEY as BATCH_KEY
 from detspec.jobs.batch_lines import BatchReader
-from detspec.jobs.lines import CheckedLine, LineFormat, LineReader, reject_line
+from detspec.jobs.lines import PROMPT_KEYS, CheckedLine, LineFormat, LineReader, reject_line
 from detspec.jobs.prompts import MAX_LINE_BYTES, UNSHARDED, JobSpec, PromptLines
 from detspec.read_json import parse_json
 
@@ -154,11 +154,11 @@ def make_reader(engine: Engine, spec: JobSpec, repeated: Mapping[int, str]) -> L
 
 
 def is_openai(prompts: PromptLines) -> bool:
-    """Whether the lines are OpenAI's: the first that is a JSON object with one of the two ids has theirs."""
+    """Whether the lines are OpenAI's: the first that is a JSON object with an id or a prompt has their id."""
     for _, raw in itertools.islice(prompts.lines(), MOST_PEEKED):
         with contextlib.suppress(InputError):
             line = parse_json(raw) if len(raw) <= MAX_LINE_BYTES else None
-            if isinstance(line, dict) and (BATCH_KEY in line or "id" in line):
+            if isinstance(line, dict) and any(key in line for key in (BATCH_KEY, "id", *PROMPT_KEYS)):
                 return BATCH_KEY in line
     return False
 
@@ -201,7 +201,7 @@ def _check_lines(
         is_ours = first <= mark.number < end
         try:
             if not is_ours:
-                note_id(reader.id_of(raw))
+                note_id(reader.id_of(mark.number, raw))
                 continue
             asked = reader.asked(mark.number, raw, note_id)
         except InputError as error:
@@ -237,7 +237,7 @@ def _find_repeated(reader: LineFormat, spec: JobSpec, suspects: set[int]) -> dic
     repeated: dict[int, str] = {}
     for mark, raw in spec.prompts.lines():
         try:
-            id = reader.id_of(raw)
+            id = reader.id_of(mark.number, raw)
         except InputError:
             continue
         if hash_id(id) in suspects and place_of.setdefault(id, mark.place) != mark.place:

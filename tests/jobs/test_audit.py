@@ -388,6 +388,7 @@ BAD_INPUT = {
     "record 'r0' has index 0, but its request has n = 1: .* no index": lambda f: add_line(f, lambda line: line.update(index=0)),
     "line 8: \"index\" must be an integer, got '0'": lambda f: add_line(f, lambda line: line.update(index="0")),
     "is no manifest that this version can read: KeyError": lambda f: edit_manifest(f, lambda m: m.pop("sampling")),
+    "out.jsonl: there is no such file": lambda f: (f / "out.jsonl").unlink(),
     "in.jsonl: No such file .*--prompts": lambda f: (f / "in.jsonl").unlink(),
 }
 

@@ -31,7 +31,7 @@ def talker(one_row):
 def prompts(model, config, messages, **options) -> list[list[int]]:
     """Token ids by each way in."""
     own = {"id": "a", "messages": messages, "chat_template_kwargs": options}
-    line = parse_request(parse_line(json.dumps(own).encode()), model, config, SamplingParams(max_tokens=1))
+    line = parse_request(parse_line(0, json.dumps(own).encode()), model, config, SamplingParams(max_tokens=1))
     fields = {name: options[name] for name in ("add_generation_prompt", "continue_final_message") if name in options}
     kwargs = {name: value for name, value in options.items() if name not in fields}
     bodies = [{"chat_template_kwargs": options}, {"chat_template_kwargs": kwargs, **fields}]
@@ -71,7 +71,7 @@ def test_conversation_is_refused_by_every_way_in(one_row, talker, messages, opti
     ways = [
         lambda: talker.chat_prompt(messages, **options),
         lambda: parse_request(
-            parse_line(json.dumps({"id": "a", "messages": messages, "chat_template_kwargs": options}).encode()),
+            parse_line(0, json.dumps({"id": "a", "messages": messages, "chat_template_kwargs": options}).encode()),
             talker,
             one_row.config,
             SamplingParams(max_tokens=1),
@@ -86,4 +86,4 @@ def test_conversation_is_refused_by_every_way_in(one_row, talker, messages, opti
 def test_line_of_our_own_refuses_options_as_keys(one_row, talker):
     raw = json.dumps({"id": "a", "messages": [USER, ANSWER], "continue_final_message": True}).encode()
     with pytest.raises(InputError, match=r"unknown key 'continue_final_message'; accepted: .*chat_template_kwargs"):
-        parse_request(parse_line(raw), talker, one_row.config, SamplingParams(max_tokens=1))
+        parse_request(parse_line(0, raw), talker, one_row.config, SamplingParams(max_tokens=1))

@@ -63,14 +63,14 @@ def chatty(one_row) -> Model:
 def test_sound_lines_are_taken(one_row, chatty):
     """The control: what is damaged below is taken as it is."""
     for line in LINES:
-        assert parse_request(parse_line(as_bytes(line)), chatty, one_row.config, DEFAULTS).id == line["id"]
+        assert parse_request(parse_line(0, as_bytes(line)), chatty, one_row.config, DEFAULTS).id == line["id"]
     assert parse_record(as_bytes(RECORD), 8).id == "a"
 
 
 @FILES
 @given(st.sampled_from(LINES).flatmap(damaged))
 def test_any_line_is_a_request_or_one_error(one_row, chatty, raw):
-    found = outcome(lambda: parse_request(parse_line(raw), chatty, one_row.config, DEFAULTS))
+    found = outcome(lambda: parse_request(parse_line(0, raw), chatty, one_row.config, DEFAULTS))
     if not isinstance(found, InputError):
         json.dumps(dataclasses.asdict(found.sampling), allow_nan=False)
         np.asarray(found.prompt_token_ids, np.int32)
@@ -102,13 +102,13 @@ def test_any_line_is_a_request_or_one_error(one_row, chatty, raw):
     ids=lambda value: str(value)[:30] if isinstance(value, str) else None,
 )
 def test_hostile_line_is_one_error(one_row, chatty, line, message):
-    assert message in refusal(lambda: parse_request(parse_line(as_bytes(line)), chatty, one_row.config, DEFAULTS))
+    assert message in refusal(lambda: parse_request(parse_line(0, as_bytes(line)), chatty, one_row.config, DEFAULTS))
 
 
 def test_variables_of_a_template_may_have_any_name(one_row, chatty):
     """`self` and `messages` are names in the code that renders, too."""
     line = {**LINES[2], "chat_template_kwargs": {"self": 1, "documents": [], "": 2, "a b": 3}}
-    assert parse_request(parse_line(as_bytes(line)), chatty, one_row.config, DEFAULTS).id == "c"
+    assert parse_request(parse_line(0, as_bytes(line)), chatty, one_row.config, DEFAULTS).id == "c"
 
 
 def test_template_that_prints_the_date_is_given_none(one_row, chatty):
@@ -116,8 +116,8 @@ def test_template_that_prints_the_date_is_given_none(one_row, chatty):
     date = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}ab{% endif %}"
     dated = dataclasses.replace(chatty, chat_template=ChatTemplate(date, {}))
     raw = as_bytes({"id": "a", "messages": [{"role": "user", "content": "x"}]})
-    assert dated.decode(parse_request(parse_line(raw), dated, one_row.config, DEFAULTS).prompt_token_ids) == "ab"
-    told = parse_request(parse_line(raw), dated, one_row.config, DEFAULTS, template_time(86400))
+    assert dated.decode(parse_request(parse_line(0, raw), dated, one_row.config, DEFAULTS).prompt_token_ids) == "ab"
+    told = parse_request(parse_line(0, raw), dated, one_row.config, DEFAULTS, template_time(86400))
     assert dated.decode(told.prompt_token_ids) == "1970"
 
 

@@ -107,7 +107,7 @@ def test_conversation_is_rendered_and_continued(one_row, monkeypatch):
     text = line(id="text", prompt="def f(x):\n    return 'é'\n")
 
     def read(raw):
-        return parse_request(parse_line(raw), one_row.model, one_row.config, DEFAULTS)
+        return parse_request(parse_line(0, raw), one_row.model, one_row.config, DEFAULTS)
 
     assert read(chat) == read(text)
     with pytest.raises(InputError, match=r"the conversation is empty.*\(id 'text'\)"):
@@ -125,6 +125,18 @@ def test_output_of_shuffled_input_is_the_same_bytes_by_id(engine_name, reference
     found = job(request.getfixturevalue(engine_name), lines, tmp_path / "out.jsonl")
     assert by_id(found) == by_id(reference)
     assert found != reference
+
+
+def test_ids_are_integers_or_numbers_of_lines_where_there_are_none(three_rows, tmp_path):
+    prompts = ["def f", "x = 1", "for", "while"]
+    asked = [{"id": 7, "prompt": prompts[0]}, {"prompt": prompts[1]}, {"id": None, "prompt": prompts[2]}]
+    named = [{"id": id, "prompt": prompt} for id, prompt in zip("712", prompts, strict=False)]
+    found = job(three_rows, [line(**each) for each in asked], tmp_path / "out.jsonl")
+    assert found == job(three_rows, [line(**each) for each in named], tmp_path / "named.jsonl")
+    with pytest.raises(InputError, match="line 3: id '7' was already used on line 1"):
+        job(three_rows, [line(**each) for each in (*asked[:2], {"id": "7", "prompt": "x"})], tmp_path / "again.jsonl")
+    with pytest.raises(InputError, match="line 3: id '1' was already used on line 2"):
+        job(three_rows, [line(**each) for each in (*asked[:2], {"id": 1, "prompt": "x"})], tmp_path / "again.jsonl")
 
 
 def test_output_of_ordinary_requests_differs_between_row_counts(one_row, three_rows, tmp_path):
@@ -627,7 +639,7 @@ def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
         (paths[0], shard_path(out, 0, 2)),
     )
     with pytest.raises(
-        InputError, match=r"there are no shards of .*none.jsonl: expected files like .*none.00000-of-00004.jsonl"
+        InputError, match=r"there are no shards of .*: expected files like .*none.00000-of-00004.jsonl, or .*none.jsonl.chunks"
     ):
         merge(tmp_path / "none.jsonl")
 

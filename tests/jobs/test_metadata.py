@@ -86,7 +86,7 @@ def test_metadata_that_cannot_travel_are_refused_by_name(metadata, said):
     engine = paced()
     raw = json.dumps({"id": "a", "prompt_token_ids": [1], "metadata": metadata}).encode()
     with pytest.raises(InputError, match=said):
-        parse_request(parse_line(raw), engine.model, engine.config, DEFAULTS)
+        parse_request(parse_line(0, raw), engine.model, engine.config, DEFAULTS)
 
 
 def table_lines(folder: Path, metadata) -> list[dict]:
@@ -157,7 +157,7 @@ def test_text_of_metadata_that_is_no_object_is_an_error_of_its_row(text, tmp_pat
     engine = paced()
     raw = json.dumps(table_lines(tmp_path, ["{}", text])[1]).encode()
     with pytest.raises(InputError, match='"metadata" must'):
-        parse_request(parse_line(raw), engine.model, engine.config, DEFAULTS)
+        parse_request(parse_line(0, raw), engine.model, engine.config, DEFAULTS)
 
 
 def test_metadata_are_part_of_what_a_table_is(tmp_path):

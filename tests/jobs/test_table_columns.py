@@ -125,7 +125,7 @@ def test_what_is_half_a_conversation_is_an_error_of_its_row(half, tmp_path):
     engine = PacedEngine(lambda seconds: None)
     raws = [raw for _, raw in open_prompts(stream(tmp_path, {column: pa.array(cells, pa.string())})).lines()]
     with pytest.raises(InputError, match=r'"messages" must be a list|"messages", one that is not null'):
-        parse_request(parse_line(raws[row]), engine.model, engine.config, SamplingParams())
+        parse_request(parse_line(0, raws[row]), engine.model, engine.config, SamplingParams())
 
 
 MESSAGE = json.dumps(CHAT[0])
@@ -142,7 +142,7 @@ def test_text_that_is_one_message_is_refused_with_ways_out_that_work(cells, one_
     ):
         pass
     line = json.dumps({"id": "a", "prompt": MESSAGE}).encode()
-    request = parse_request(parse_line(line), one_row.model, one_row.config, SamplingParams(max_tokens=1))
+    request = parse_request(parse_line(0, line), one_row.model, one_row.config, SamplingParams(max_tokens=1))
     assert one_row.model.decode(request.prompt_token_ids) == MESSAGE
     assert lines(tmp_path, {"prompt": [f"[{MESSAGE}]"]}) == [{"messages": [CHAT[0]]}]
 
@@ -157,7 +157,7 @@ def test_conversation_of_texts_is_rendered(one_row, tmp_path):
     object.__setattr__(model, "chat_template", ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}))
     try:
         (raw,) = [raw for _, raw in open_prompts(stream(tmp_path, {"messages": [json.dumps(CHAT[:1])]})).lines()]
-        request = parse_request(parse_line(raw), model, one_row.config, SamplingParams(max_tokens=4))
+        request = parse_request(parse_line(0, raw), model, one_row.config, SamplingParams(max_tokens=4))
     finally:
         object.__setattr__(model, "chat_template", None)
     assert model.decode(request.prompt_token_ids) == "hi"

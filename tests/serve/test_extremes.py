@@ -175,7 +175,7 @@ def test_any_value_of_a_line_is_run_or_refused_by_name(engine, known, draws):
         if name == "prompt":
             del line["prompt_token_ids"]
         line |= {"sampling": {name: value}} if name in FIELDS else {name: value}
-        found = outcome(lambda: parse_request(parse_line(json.dumps(line).encode()), engine.model, engine.config, defaults))
+        found = outcome(lambda: parse_request(parse_line(0, json.dumps(line).encode()), engine.model, engine.config, defaults))
         return [] if is_refused(found, name) else [Request(str(number), found.prompt_token_ids, found.sampling)]
 
     run_all(engine, known, draws, read)
