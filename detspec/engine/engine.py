@@ -32,7 +32,7 @@ from detspec.engine.agreement import Agreement, Alone, agreement_of
 from detspec.engine.certify import Certificate
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.intake import check_request, request_of, to_replay, to_score
+from detspec.engine.intake import check_is_model, check_request, request_of, to_replay, to_score
 from detspec.engine.policy import Needs, Plan
 from detspec.engine.replica import Replica, Traffic, drafters_at, moved
 from detspec.engine.request import Completion, Replay, Request, Update
@@ -89,9 +89,10 @@ class Engine:
             num_replicas: copies of the weights, each on as many devices of this process as `model` lies on. All of them work at
                 the same time, and share one queue.
 
-        Raises `InputError` if the device does not run the schedule, if config, drafters, riders and model do not fit together,
-        if there are too few devices, or several processes share them, or if the fingerprints of replicas differ.
+        Raises `InputError` if `model` is none, the device does not run the schedule, or config, drafters, riders and model do
+        not fit together; if there are too few devices, several processes share them, or the fingerprints of replicas differ.
         """
+        check_is_model(model)
         config = config or EngineConfig()
         if not is_count(num_replicas):
             raise InputError(f"the number of replicas (engines) must be a positive integer, got {num_replicas!r}")

@@ -3,18 +3,27 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.environment import default_schedule
-from detspec.errors import InputError, shown
+from detspec.errors import InputError, shortened, shown
 from detspec.generation.checks import check_ids, check_prompt, check_type
 from detspec.plain import plain_ids
 from detspec.sampling_params import SamplingParams
 from detspec.thinking.rider import thinks
 
 ONE_TOKEN = SamplingParams(max_tokens=1)
+MAX_SHOWN = 80  # characters of what is no model
+
+
+def check_is_model(given: Any) -> None:
+    """Raises `InputError` for anything but a model."""
+    if not isinstance(given, Model):
+        what = shortened(shown(given), MAX_SHOWN)
+        raise InputError(f"an engine takes a model, as detspec.load gives it, got {what}: load it first")
 
 
 def request_of(

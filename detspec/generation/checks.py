@@ -43,6 +43,17 @@ def check_type(sampling: Any) -> None:
         raise InputError(f"sampling must be SamplingParams, got {shown(sampling)}")
 
 
+def check_core(sampling: SamplingParams) -> None:
+    """Raises `InputError` if `sampling` asks for what engines alone give: samples, stop strings, likeliest tokens."""
+    plain = SamplingParams()
+    asked = [name for name in ("n", "stop", "logprobs", "prompt_logprobs") if getattr(sampling, name) != getattr(plain, name)]
+    if asked:
+        raise InputError(
+            f"detspec.generate gives tokens of one sample and their log-probabilities: leave out {', '.join(asked)}, or use "
+            "detspec.Engine"
+        )
+
+
 def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConfig, *, max_len: int) -> None:
     """Raises `InputError` if `prompt` is empty, new tokens do not fit, or it, stop tokens or bias hold ids that are none."""
     if len(prompt) == 0:

@@ -13,8 +13,8 @@ from detspec.draft.given import NONE
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftFn, DraftParams, DraftSource, draft_fn
 from detspec.environment import chosen_schedule
-from detspec.errors import InputError
-from detspec.generation.checks import each_sampling, listed_prompts
+from detspec.errors import InputError, shown
+from detspec.generation.checks import check_core, each_sampling, listed_prompts
 from detspec.generation.commit import commit
 from detspec.generation.init import start_state
 from detspec.generation.prefill import prefill, read_by_riders
@@ -136,7 +136,8 @@ def generate(
 
     Raises:
         InputError: there is no prompt, or one is empty or holds an id outside the vocabulary; one takes more positions than the
-            model was made for; the device does not run what the schedule names; the weights lie on several chips.
+            model was made for; `sampling` asks for what an engine alone gives, see `check_core`; the device does not run what
+            the schedule names; the weights lie on several chips.
     """
     check_one_chip(params, "generate")
     schedule = chosen_schedule(schedule, cfg)
@@ -144,6 +145,12 @@ def generate(
     if not prompts:
         raise InputError("there are no prompts: give at least one")
     each = each_sampling(sampling, len(prompts))
+    for one in each:
+        check_core(one)
+    if drafter is not None and not isinstance(drafter, Drafter):
+        raise InputError(
+            f"drafter must be a Drafter, such as Drafter(detspec.draft.table.source_of('ngram')), got {shown(drafter)}"
+        )
     longest = max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True))
     if longest > cfg.max_position:
         raise InputError(f"a prompt and its max_tokens take {longest} positions, the model was made for {cfg.max_position}")

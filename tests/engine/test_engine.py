@@ -54,6 +54,12 @@ def test_generate_equals_the_functional_core_bitwise(alone):
         assert (tuple(state.tokens[b, new].tolist()), logprobs.tobytes(), reason) == alone[b]
 
 
+@pytest.mark.parametrize("given", ["tiny_python", {"embed": 0}, None])
+def test_engine_of_what_is_no_model_is_refused(given):
+    with pytest.raises(InputError, match=r"takes a model, as detspec\.load gives it, got .*: load it first"):
+        Engine(given)
+
+
 def test_references_hold_varied_texts(alone):
     """A model that repeats itself would agree with everything."""
     assert [len(tokens) for tokens, _, _ in alone] == [sampling.max_tokens for sampling in SAMPLING]

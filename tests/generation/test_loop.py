@@ -187,6 +187,17 @@ def test_generate_with_other_numbers_of_prompts_and_parameters_is_refused():
         generate(table_model(), TABLE_CFG, [[1], [2]], [SamplingParams()], schedule=TABLE.schedule)
 
 
+@pytest.mark.parametrize("asked", [{"n": 2}, {"stop": ("a",)}, {"logprobs": 1}, {"prompt_logprobs": 0}])
+def test_generate_refuses_what_only_an_engine_gives(asked):
+    with pytest.raises(InputError, match=f"leave out {next(iter(asked))}, or use detspec.Engine"):
+        generate(table_model(), TABLE_CFG, [[1]], SamplingParams(**asked), schedule=TABLE.schedule)
+
+
+def test_generate_takes_drafters_and_no_names_of_them():
+    with pytest.raises(InputError, match=r"drafter must be a Drafter, such as .*source_of\('ngram'\)\), got 'ngram'"):
+        generate(table_model(), TABLE_CFG, [[1]], SamplingParams(), schedule=TABLE.schedule, drafter="ngram")
+
+
 def test_init_state_with_a_window_longer_than_its_rows_is_refused():
     with pytest.raises(InputError, match="window"):
         init_state(
