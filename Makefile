@@ -49,7 +49,7 @@ help: ## list the targets
 
 env: $(VENV)/.installed ; @: ## create .venv and install detspec with its developer tools (once)
 
-demo: $(VENV)/.installed-demo ## run the demonstration: generate, verify, roll back, compare bits
+demo: $(VENV)/.installed-demo ## run the demonstration: requests alone and in a crowd, ordinary and deterministic
 	$(BIN)/detspec demo
 
 # Exit code 5: ARGS choose none of these tests.
@@ -143,34 +143,42 @@ $(BIN)/python:
 	@{ $(PYTHON) -c '$(SUITABLE)'; } 2>/dev/null || { echo "detspec needs Python 3.11 or newer with venv; $(PYTHON) is not" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# uv installs in seconds what takes pip half a minute; where it cannot be had, or does not reach the packages, pip does it.
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+define install
+index=$$($(BIN)/python -m pip config get global.index-url 2> /dev/null); \
+{ $(PIP) uv && UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --python $(BIN)/python $${index:+--default-index "$$index"} $(1); } \
+	2> /dev/null || $(PIP) $(1)
+endef
+
 $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
-	@echo "installing detspec into $(VENV) (about half a minute)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
+	@echo "installing detspec into $(VENV)"
+	@$(call install,--editable .)
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "installing detspec and the tools of its developers into $(VENV) (about half a minute)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	@echo "installing detspec and the tools of its developers into $(VENV)"
+	@$(call install,--editable '.[dev]')
 	@touch $(VENV)/.installed-demo $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed
 	@echo "installing torch and transformers"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[parity]'
+	@$(PIP) --editable '.[parity]'
 	@touch $@
 
 $(VENV)/.installed-evals: $(VENV)/.installed
 	@echo "installing the lm-evaluation-harness"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[eval]' 'lm_eval[api]'
+	@$(PIP) --editable '.[eval]' 'lm_eval[api]'
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed
 	@echo "installing the packages for notebooks"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[notebooks]'
+	@$(PIP) --editable '.[notebooks]'
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	@echo "installing the packages for the documentation"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[docs]'
+	@$(PIP) --editable '.[docs]'
 	@touch $@
 
 # With compilers for missing devices installed, every import of jax looks for these devices and prints errors. So they have

@@ -13,11 +13,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from detspec.checkpoint.load import Model
-from detspec.demo.demo import Change, compare, demo_prompts, one_run, ready_engine
+from detspec.demo.demo import DETERMINISTIC, Change, compare, demo_prompts, one_run, ready_engine
 from detspec.engine.bits import same_bits
 from detspec.engine.certify_mesh import on_one_chip
 from detspec.mesh import COPIES, over_chips, place_of
 from detspec.ops.collectives import CHIPS
+from detspec.sampling_params import SamplingParams
 
 BATCHES = (1, 16)
 TEMPERATURES = (0.0, 0.8)
@@ -59,12 +60,13 @@ def run_chips_demo(
         engines = []
         for label, each in zip(labels, (one_chip, model), strict=True):
             progress(f"batch {batch} on {label}: compiling")
-            engines.append(ready_engine(each, batch, prompts, max_tokens, METHOD))
+            engines.append(ready_engine(each, batch, prompts, max_tokens, METHOD, DETERMINISTIC))
         for temperature in TEMPERATURES:
             progress(f"batch {batch}, temperature {temperature:g}")
             order = range(len(prompts))
+            sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
             runs = [
-                one_run(engine, "deterministic", temperature, label, prompts, order, max_tokens)
+                one_run(engine, DETERMINISTIC, label, prompts, order, sampling)
                 for label, engine in zip(labels, engines, strict=True)
             ]
             change = compare(*(run.completions for run in runs))

@@ -1,10 +1,11 @@
-"""The demonstration: the same requests in several batches and orders, ordinary and deterministic; their bits are compared.
+"""The demonstration: the same requests alone and in a crowd, ordinary and deterministic; their texts and bits are compared.
 
-Ordinary generation is the inverse control: if its bits were the same in every batch, too, the comparison would show nothing.
+Ordinary generation is the inverse control: if its texts were the same in a crowd, too, the comparison would show nothing.
 """
 
 import dataclasses
 import importlib.resources
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -13,27 +14,26 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.demo.excerpts import side_by_side
 from detspec.engine.bits import same_bits
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
 from detspec.engine.request import Completion
 from detspec.errors import InputError
-from detspec.riders.counters import Stats
 from detspec.sampling_params import SamplingParams
 
-BATCHES = (1, 5, 16)
-TEMPERATURES = (0.0, 0.8)
-KINDS = ("ordinary", "deterministic")
-DRAFTING_BATCH = 5  # in small batches the fast path's bits differ most from the canonical ones, so drafts are rejected
+ORDINARY = "ordinary"
+DETERMINISTIC = "deterministic"
+KINDS = (ORDINARY, DETERMINISTIC)
+NUM_SEEDS = 2  # requests of each prompt
+FIRST_SEED = 200
 SHUFFLE_SEED = 0
-SHOWN_PROMPTS = 2
-SHOWN_LINES = 10
-SHOWN_WIDTH = 110
-PARTING_CHARS = 36
-SELF_DRAFT = "self draft"
-TIMED = "timed"
-REPEATS = 2  # runs of each kind, in turn; the faster one counts, since noise only adds time
+DRAFTING_BATCH = 8
+ALONE = "alone, one after the other"
+DRAFTS = f"{DRAFTING_BATCH} at once, with drafts"
+NUM_TIMED = 4  # requests of a timed run alone
+REPEATS = 2  # timed runs of each kind, in turn; the faster one counts, since noise only adds time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,180 +53,140 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class DemoRun:
-    """All prompts generated once. `completions` have the order of the prompts, even if the run shuffled them."""
+    """Requests generated once. `completions` have the order of the requests, even if the run shuffled them."""
 
     kind: str
-    temperature: float
-    batch: int
     label: str
     completions: tuple[Completion, ...]
     seconds: float
 
     @property
     def num_tokens(self) -> int:
-        """Number of new tokens of all prompts."""
+        """Number of new tokens of all requests."""
         return sum(len(completion.token_ids) for completion in self.completions)
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoReport:
-    """All runs so far, in order. Each run is compared with the first one of its kind and temperature."""
+    """All runs so far, in order. Each run is compared with the first one of its kind, in which requests were alone."""
 
-    prompts: tuple[str, ...]
     runs: tuple[DemoRun, ...]
-    plans: tuple[str, ...]
-
-    def reference(self, run: DemoRun) -> DemoRun:
-        """The first run of the same kind and temperature."""
-        return next(r for r in self.runs if (r.kind, r.temperature) == (run.kind, run.temperature))
 
     def change(self, run: DemoRun) -> Change:
-        """The change in `run` compared with its reference."""
-        return compare(self.reference(run).completions, run.completions)
+        """The change in `run` compared with the requests alone."""
+        alone = next(other for other in self.runs if other.kind == run.kind)
+        return compare(alone.completions, run.completions)
 
     @property
     def held(self) -> bool:
         """Whether no bit changed in any deterministic run."""
-        return all(self.change(run).none for run in self.runs if run.kind == "deterministic")
+        return all(self.change(run).none for run in self.runs if run.kind == DETERMINISTIC)
 
     @property
     def control_found(self) -> bool:
-        """Whether ordinary runs changed, which shows that the comparison can see a change."""
-        return not all(self.change(run).none for run in self.runs if run.kind == "ordinary")
+        """Whether ordinary texts changed, which shows that the comparison can see a change."""
+        return any(self.change(run).texts for run in self.runs if run.kind == ORDINARY)
 
-    def heading(self) -> str:
-        """The lines over the table of changes."""
-        return "\n".join(
-            [
-                f"Changes compared with batch {BATCHES[0]}, of {len(self.prompts)} texts and of the bits of log-probabilities:",
-                "",
-                f"  {'':38}{'ordinary':>24}   {'deterministic':>24}",
-                f"  {'':38}{'texts':>10}{'log-probs':>14}   {'texts':>10}{'log-probs':>14}",
-            ]
-        )
+    def row(self, label: str) -> str:
+        """A line of the table of changes: the runs with this label, of both kinds."""
+        changes = {run.kind: self.change(run) for run in self.runs if run.label == label}
+        return f"  {label:28}{'   '.join(_cells(changes.get(kind)) for kind in KINDS)}".rstrip()
 
-    def row(self, temperature: float, label: str) -> str:
-        """A line of the table of changes: the runs that have been made with this label, of both kinds."""
-        runs = [run for run in self.runs if (run.temperature, run.label) == (temperature, label)]
-        cells = "   ".join(self._cells([run for run in runs if run.kind == kind]) for kind in KINDS)
-        return f"  {f'temperature {temperature:g}, {label}':38}{cells}".rstrip()
 
-    def _cells(self, repeats: list[DemoRun]) -> str:
-        """The largest change among the repeats of one run."""
-        if not repeats:
-            return f"{'':24}"
-        change = max((self.change(run) for run in repeats), key=lambda change: change.logprobs)
-        return f"{f'{change.texts}/{change.num_texts}':>10}{f'{change.logprobs}/{change.num_logprobs}':>14}"
-
-    def parting(self) -> str:
-        """The first ordinary text that changed, around the place where it differs from its reference."""
-        for run in self.runs:
-            if run.kind == "ordinary":
-                for first, other in zip(self.reference(run).completions, run.completions, strict=True):
-                    if first.text != other.text:
-                        pairs = zip(first.text, other.text, strict=False)
-                        at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first.text), len(other.text)))
-                        shown = slice(max(0, at - PARTING_CHARS), at + PARTING_CHARS)
-                        return (
-                            f"\nAn ordinary text that changed, at temperature {run.temperature:g}:\n\n"
-                            f"  {self.reference(run).label:10}{first.text[shown]!r}\n"
-                            f"  {run.label:10}{other.text[shown]!r}"
-                        )
-        return ""
-
-    def speed(self, batch: int) -> str:
-        """A line of the table of speeds."""
-        rates = [self._rate(kind, batch) for kind in KINDS]
-        return f"  {f'batch {batch}':16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}"
-
-    def _rate(self, kind: str, batch: int) -> float:
-        """Tokens per second over both temperatures, from the fastest run of each."""
-        tokens = 0
-        seconds = 0.0
-        for temperature in TEMPERATURES:
-            timed = [run for run in self.runs if (run.kind, run.batch, run.temperature) == (kind, batch, temperature)]
-            fastest = min((run for run in timed if run.label == TIMED), key=lambda run: run.seconds)
-            tokens += fastest.num_tokens
-            seconds += fastest.seconds
-        return tokens / seconds
-
-    def speculation(self) -> str:
-        """The programs that ran, and the counters of the self draft."""
-        lines = [f"\nPrograms certified here (windows x rows per window [batch]): {', '.join(self.plans)}"]
-        for run in self.runs:
-            if SELF_DRAFT in run.label:
-                stats = sum((completion.stats for completion in run.completions), Stats())
-                lines.append(
-                    f"Self draft at temperature {run.temperature:g}: {stats.num_draft_tokens} tokens drafted, "
-                    f"{stats.num_accepted_draft_tokens} accepted; rollbacks: {stats.num_rollbacks}, "
-                    f"recomputed tokens: {stats.num_recomputed_tokens}"
-                )
-        return "\n".join(lines)
-
-    def texts(self) -> str:
-        """Some texts with their digests."""
-        lines = ["\nDigests of deterministic texts at temperature 0, and the texts; the mark ends the prompt:", ""]
-        greedy = next(run for run in self.runs if run.kind == "deterministic" and run.temperature == 0)
-        for prompt, completion in list(zip(self.prompts, greedy.completions, strict=True))[:SHOWN_PROMPTS]:
-            text = f"{prompt}▏{completion.text}".splitlines()
-            lines += [f"  {completion.digest[:16]}", *(f"  │ {line[:SHOWN_WIDTH]}" for line in text[:SHOWN_LINES]), ""]
-        return "\n".join(lines[:-1])
+def _cells(change: Change | None) -> str:
+    if change is None:
+        return f"{'':24}"
+    return f"{f'{change.texts}/{change.num_texts}':>10}{f'{change.logprobs}/{change.num_logprobs}':>14}"
 
 
 def run_demo(
-    model: Model, *, max_tokens: int = 64, show: Callable[[str], None], progress: Callable[[str], None] = lambda stage: None
+    model: Model, *, max_tokens: int = 256, show: Callable[[str], None], progress: Callable[[str], None] = lambda stage: None
 ) -> DemoReport:
-    """Generates the demonstration's prompts at batch sizes 1, 5 and 16, and at 16 in shuffled order.
+    """Generates the demonstration's requests alone, all at once, all at once in another order, and by drafts.
 
     Calls `show` with lines of text as soon as they are known, and `progress` with the name of each of the `NUM_STAGES` stages.
-    Programs of the next batch are compiled while one runs. Speeds are those of runs after all that.
+    Programs of the next run are compiled while one runs. Speeds are those of runs after all that.
     """
-    prompts = demo_prompts()
-    report = DemoReport(tuple(prompts), (), ())
+    prompts = demo_prompts() * NUM_SEEDS
+    crowd = f"all {len(prompts)} at once"
+    shuffled = f"all {len(prompts)}, shuffled"
+    others = np.random.default_rng(SHUFFLE_SEED).permutation(len(prompts)).tolist()
+    report = DemoReport(())
 
-    def run(engine: Engine, kind: str, temperature: float, label: str, order: Sequence[int] = range(len(prompts))) -> None:
+    def run(engine: Engine, kind: str, label: str, order: Sequence[int] = range(len(prompts))) -> DemoRun:
         nonlocal report
-        made = one_run(engine, kind, temperature, label, prompts, order, max_tokens)
-        report = dataclasses.replace(report, runs=(*report.runs, made))
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=FIRST_SEED, ignore_eos=True)
+        made = one_run(engine, kind, label, prompts, order, sampling)
+        report = DemoReport((*report.runs, made))
+        return made
 
-    shuffled = np.random.default_rng(SHUFFLE_SEED).permutation(len(prompts)).tolist()
-    settings: list[tuple[int, str, Sequence[int]]] = [(batch, f"batch {batch}", range(len(prompts))) for batch in BATCHES]
-    settings.append((BATCHES[-1], f"batch {BATCHES[-1]}, shuffled", shuffled))
     with ThreadPoolExecutor(1) as compiler:
-        ready = {batch: compiler.submit(ready_engine, model, batch, prompts, max_tokens, "auto") for batch in BATCHES}
-        show(report.heading())
-        for temperature in TEMPERATURES:
-            for batch, label, order in settings:
-                progress(f"temperature {temperature:g}, {label}")
-                for kind in KINDS:
-                    run(ready[batch].result(), kind, temperature, label, order)
-                show(report.row(temperature, label))
-        engines = {batch: engine.result() for batch, engine in ready.items()}
-    drafting = ready_engine(model, DRAFTING_BATCH, prompts, max_tokens, "self")
-    for temperature in TEMPERATURES:
-        label = f"batch {DRAFTING_BATCH}, {SELF_DRAFT}"
-        progress(f"temperature {temperature:g}, {label}")
-        run(drafting, "deterministic", temperature, label)
-        show(report.row(temperature, label))
-    if parting := report.parting():
-        show(parting)
-    show(f"\nSpeed after compiling, in new tokens per second:\n\n  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}")
-    for batch in BATCHES:
-        progress(f"speed of batch {batch}")
-        engines[batch].prepare(batch, Needs(processing=False))  # all that is compiled in the end, and nothing while it is timed
-        for temperature in TEMPERATURES:
-            for kind in KINDS * REPEATS:
-                run(engines[batch], kind, temperature, TIMED)
-        show(report.speed(batch))
-    certificates = [c for engine in (*engines.values(), drafting) for c in engine.certificates.values()]
-    plans = dict.fromkeys(certificate.plan.label for certificate in certificates if certificate.is_certified)
-    report = dataclasses.replace(report, plans=tuple(plans))
-    show(report.speculation())
-    show(report.texts())
+        ready = {
+            (kind, batch): compiler.submit(ready_engine, model, batch, prompts, max_tokens, "none", kind)
+            for kind in KINDS
+            for batch in (1, len(prompts))
+        }
+        drafting = compiler.submit(ready_engine, model, DRAFTING_BATCH, prompts, max_tokens, "self", DETERMINISTIC)
+        show(f"{len(prompts)} requests, each with its seed, at temperature 1: alone, and all at once.")
+        for kind in KINDS:
+            progress(f"{kind}, {ALONE}")
+            alone = run(ready[kind, 1].result(), kind, ALONE)
+            progress(f"{kind}, {crowd}")
+            found = run(ready[kind, len(prompts)].result(), kind, crowd)
+            show(_parting(model, prompts, alone, found))
+            progress(f"{kind}, {shuffled}")
+            run(ready[kind, len(prompts)].result(), kind, shuffled, others)
+        progress(DRAFTS)
+        run(drafting.result(), DETERMINISTIC, DRAFTS)
+    show(f"\nWhat changes, compared with the requests alone:\n\n  {'':28}{'ordinary':>24}   {'deterministic':>24}")
+    show(f"  {'':28}{'texts':>10}{'log-probs':>14}   {'texts':>10}{'log-probs':>14}")
+    for label in (crowd, shuffled, DRAFTS):
+        show(report.row(label))
+    progress("speed")
+    show(f"\nNew tokens a second, compiled:\n\n  {'':28}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}")
+    for label, batch, order in (("alone", 1, range(NUM_TIMED)), (crowd, len(prompts), range(len(prompts)))):
+        show(_speed(label, [ready[kind, batch].result() for kind in KINDS], prompts, order, max_tokens))
     return report
 
 
-NUM_STAGES = len(TEMPERATURES) * (len(BATCHES) + 2) + len(BATCHES)
+NUM_STAGES = 3 * len(KINDS) + 2
+
+
+def _parting(model: Model, prompts: Sequence[str], alone: DemoRun, crowd: DemoRun) -> str:
+    """Says how many texts differ, and shows around its first differing token the text that differs first."""
+    pairs = zip(prompts, alone.completions, crowd.completions, strict=True)
+    differing = [pair for pair in pairs if pair[1].token_ids != pair[2].token_ids]
+    heading = f"\n{alone.kind.capitalize()}: {len(differing)} of {len(prompts)} texts change when all run at once."
+    if not differing:
+        return heading
+    prompt, first, other = min(differing, key=lambda pair: first_differing(*pair[1:]))
+    place = first_differing(first, other)
+    columns = {"alone": first, f"among {len(prompts)}": other}
+    texts = {label: _cut_at(model, prompt, each.token_ids, place) for label, each in columns.items()}
+    return f"{heading} One of them, from its new token {place + 1} on:\n\n{side_by_side(texts)}"
+
+
+def _cut_at(model: Model, prompt: str, token_ids: Sequence[int], place: int) -> tuple[str, str, str]:
+    """The text before the token at `place`, that token's, and the text after it."""
+    before, with_token, whole = (model.decode(token_ids[:end]) for end in (place, place + 1, len(token_ids)))
+    return prompt + before, with_token[len(before) :], whole[len(with_token) :]
+
+
+def first_differing(first: Completion, other: Completion) -> int:
+    """The first place whose tokens differ, or where one text has ended."""
+    pairs = itertools.zip_longest(first.token_ids, other.token_ids)
+    return next(place for place, (a, b) in enumerate(pairs) if a != b)
+
+
+def _speed(label: str, engines: Sequence[Engine], prompts: Sequence[str], order: Sequence[int], max_tokens: int) -> str:
+    """A line of the table of speeds."""
+    rates = [0.0, 0.0]
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=1.0, ignore_eos=True)
+    for _ in range(REPEATS):
+        for number, (kind, engine) in enumerate(zip(KINDS, engines, strict=True)):
+            made = one_run(engine, kind, label, prompts, order, sampling)
+            rates[number] = max(rates[number], made.num_tokens / made.seconds)
+    return f"  {label:28}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}"
 
 
 def demo_prompts() -> list[str]:
@@ -235,28 +195,28 @@ def demo_prompts() -> list[str]:
     return [json.loads(line)["prompt"] for line in text.splitlines() if line]
 
 
-def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: int, method: str) -> Engine:
-    """An engine that has compiled and certified what a run of `prompts` cannot do without."""
+def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: int, method: str, kind: str) -> Engine:
+    """An engine that has compiled and certified what requests of this kind need, `batch` of them at once."""
     if model.tokenizer is None:
         raise InputError(f"the demonstration's prompts are text, and {model.no_tokenizer}")
     longest = max(len(model.tokenizer.encode(prompt)) for prompt in prompts)
     engine = Engine(model, EngineConfig(max_requests=batch, max_len=longest + max_tokens, method=method))
-    engine.prepare(batch, Needs(processing=False), first_only=True)
+    needs = Needs(deterministic=kind == DETERMINISTIC, ordinary=kind == ORDINARY, processing=False)
+    engine.prepare(batch, needs)
     return engine
 
 
 def one_run(
-    engine: Engine, kind: str, temperature: float, label: str, prompts: Sequence[str], order: Sequence[int], max_tokens: int
+    engine: Engine, kind: str, label: str, prompts: Sequence[str], order: Sequence[int], sampling: SamplingParams
 ) -> DemoRun:
-    """Generates the prompts in `order`; the seed of each prompt is its index."""
-    asked = SamplingParams(max_tokens=max_tokens, temperature=temperature, deterministic=kind == "deterministic")
-    sampling = [dataclasses.replace(asked, seed=i) for i in order]
+    """Generates the prompts of `order`, in that order; the seed of each is its index after that of `sampling`."""
+    asked = dataclasses.replace(sampling, deterministic=kind == DETERMINISTIC)
+    each = [dataclasses.replace(asked, seed=sampling.seed + i) for i in order]
     began = time.perf_counter()
-    completions = engine.generate([prompts[i] for i in order], sampling)
+    completions = engine.generate([prompts[i] for i in order], each)
     seconds = time.perf_counter() - began
     by_prompt = dict(zip(order, completions, strict=True))
-    ordered = tuple(by_prompt[i] for i in range(len(prompts)))
-    return DemoRun(kind, temperature, engine.config.max_requests, label, ordered, seconds)
+    return DemoRun(kind, label, tuple(by_prompt[i] for i in sorted(by_prompt)), seconds)
 
 
 def compare(first: Sequence[Completion], second: Sequence[Completion]) -> Change:

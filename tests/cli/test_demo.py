@@ -1,6 +1,7 @@
 """The demonstration's arithmetic, and one run of it in small."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -27,16 +28,19 @@ def test_compare_counts_texts_and_places_by_bit_pattern():
 
 
 def report(*, ordinary_changes: bool, deterministic_changes: bool) -> DemoReport:
-    a, b = (completion((1, 2), (-1.0, -2.0)),), (completion((1, 2), (-1.0, -2.5)),)
-    runs = []
-    for kind, changes in (("ordinary", ordinary_changes), ("deterministic", deterministic_changes)):
-        runs += [DemoRun(kind, 0.0, 1, "batch 1", a, 1.0), DemoRun(kind, 0.0, 5, "batch 5", b if changes else a, 1.0)]
-    return DemoReport(("x",), tuple(runs), ())
+    a, b, c = ((completion(tokens, (-1.0, last)),) for tokens, last in (((1, 2), -2.0), ((1, 2), -2.5), ((1, 3), -2.0)))
+    runs = [DemoRun("ordinary", "alone", a, 1.0), DemoRun("ordinary", "crowd", c if ordinary_changes else b, 1.0)]
+    runs += [
+        DemoRun("deterministic", "alone", a, 1.0),
+        DemoRun("deterministic", "crowd", b if deterministic_changes else a, 1.0),
+    ]
+    return DemoReport(tuple(runs))
 
 
 @pytest.mark.parametrize("ordinary_changes", [True, False])
 @pytest.mark.parametrize("deterministic_changes", [True, False])
 def test_report_holds_only_if_what_should_change_does_and_nothing_else(ordinary_changes, deterministic_changes):
+    """An ordinary text must change, not a bit alone; no bit of deterministic ones may."""
     found = report(ordinary_changes=ordinary_changes, deterministic_changes=deterministic_changes)
     assert found.control_found is ordinary_changes
     assert found.held is not deterministic_changes
@@ -48,43 +52,37 @@ def test_demo_prompts_are_sixteen_different_texts():
 
 @pytest.fixture
 def small(monkeypatch, folder):
-    """Two short prompts in batches of one and two."""
+    """Two short prompts."""
     monkeypatch.setattr(demo, "demo_prompts", lambda: ["def f(x):", "import os"])
-    monkeypatch.setattr(demo, "BATCHES", (1, 2))
+    monkeypatch.setattr(demo, "NUM_SEEDS", 1)
     monkeypatch.setattr(demo, "DRAFTING_BATCH", 2)
+    monkeypatch.setattr(demo, "NUM_TIMED", 1)
     monkeypatch.setattr(demo, "SHUFFLE_SEED", 3)  # smaller ones leave two where they are
     return load(folder)
 
 
-def test_demo_prints_its_table_and_fails_if_the_control_finds_nothing(small, folder, monkeypatch, tmp_path, capsys):
+def test_demo_prints_its_table_and_fails_if_the_control_finds_nothing(small, folder, monkeypatch, capsys):
     lines: list[str] = []
-    found = demo.run_demo(small, max_tokens=64 - len("def f(x):"), show=lines.append)  # the length of the other tests' caches
-    table = "\n".join(lines)
-    assert "deterministic" in lines[0]
-    assert lines[1].startswith("  temperature 0, batch 1 ")
+    stages: list[str] = []
+    length = 64 - len("def f(x):")  # the length of the other tests' caches
+    found = demo.run_demo(small, max_tokens=length, show=lines.append, progress=stages.append)
+    shown = "\n".join(lines)
+    assert len(stages) == demo.NUM_STAGES
+    assert "Deterministic: 0 of 2 texts change when all run at once." in shown
+    for label in ("all 2 at once", "all 2, shuffled", demo.DRAFTS):
+        assert re.search(rf"{label} .* 0/2 +0/{2 * length}$", shown, flags=re.MULTILINE)
+    assert [run.kind for run in found.runs] == ["ordinary"] * 3 + ["deterministic"] * 4
     assert found.held
-    assert "temperature 0.8, batch 2, shuffled" in table
-    assert "Self draft at temperature 0: " in table
-    for kind in demo.KINDS:
-        assert sum(run.kind == kind for run in found.runs) == {"ordinary": 14, "deterministic": 16}[kind]
-    drafted = next(run for run in found.runs if "self draft" in run.label)
-    assert all(completion.stats.num_draft_tokens > 0 for completion in drafted.completions)
+    assert all(completion.stats.num_draft_tokens > 0 for completion in found.runs[-1].completions)
 
     for outcome, code, message in [
         (found, 0 if found.control_found else 1, ""),
-        (
-            dataclasses.replace(found, runs=report(ordinary_changes=False, deterministic_changes=False).runs),
-            1,
-            "inverse control",
-        ),
-        (dataclasses.replace(found, runs=report(ordinary_changes=True, deterministic_changes=True).runs), 1, "changed bits"),
+        (report(ordinary_changes=False, deterministic_changes=False), 1, "inverse control"),
+        (report(ordinary_changes=True, deterministic_changes=True), 1, "changed bits"),
     ]:
         monkeypatch.setattr(demo, "run_demo", lambda *args, outcome=outcome, **keywords: outcome)
-        monkeypatch.setattr("detspec.cli.demo.draw", lambda *args: "no picture")
-        assert main(["demo", "--model", str(folder), "--no-compile-cache", "--out", str(tmp_path)]) == code
-        shown = capsys.readouterr()
-        assert "no picture" in shown.out
-        assert message in shown.err
+        assert main(["demo", "--model", str(folder), "--no-compile-cache"]) == code
+        assert message in capsys.readouterr().err
 
 
 def test_demo_without_a_tokenizer_is_refused(small):
