@@ -1,11 +1,11 @@
-"""`detspec demo`: the whole product in a minute."""
+"""`detspec demo`: the whole product in half a minute."""
 
 import argparse
 
 from detspec.cli.options import add_chips, add_model, load_model
 from detspec.say import say
 
-SUMMARY = "the same bits in every batch, shown in a minute"
+SUMMARY = "which texts change in a crowd, ordinary and deterministic ones"
 DESCRIPTION = """Generates 32 requests alone, one after the other, and all at once, ordinary and deterministic. Shows an
 ordinary text that is another one in the crowd, counts the texts and the bits of log-probabilities that changed, and how fast
 each was. Exit code 1 if a deterministic bit changed, or if no ordinary text did: then the comparison would show nothing.
