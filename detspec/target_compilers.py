@@ -18,9 +18,8 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from detspec.errors import InputError
+from detspec.extras import install_command
 from detspec.targets import KIB, Target
-
-INSTALL = "pip install 'detspec[aot]'"
 
 # Facts about the missing host that the compilers ask for. `ALLOW...` lets several processes load libtpu, which otherwise locks
 # a machine's TPUs; `JAX_SKIP...` stops the CUDA plugin from looking for cuDNN.
@@ -137,11 +136,13 @@ def _check_installed(platform: str) -> None:
     if platform == "gpu" and shutil.which("ptxas") is None:
         needed += CUDA_WHEELS
     if missing := [package for package in needed if not _version(package)]:
-        raise InputError(f"compiling for a {platform.upper()} needs {', '.join(missing)}, not installed: {INSTALL}")
+        raise InputError(
+            f"compiling for a {platform.upper()} needs {', '.join(missing)}, not installed: {install_command('aot')}"
+        )
     if platform == "gpu" and _version("jax-cuda13-plugin") != _version("jaxlib"):
         raise InputError(
             f"jax-cuda13-plugin has version {_version('jax-cuda13-plugin')}, jaxlib {_version('jaxlib')}; they must be equal: "
-            f"{INSTALL}"
+            f"{install_command('aot')}"
         )
 
 

@@ -24,9 +24,12 @@
 # %%
 import glob
 import importlib.util
+import pathlib
 import shutil
 import subprocess
 import sys
+
+ADDRESS = ""  # of the repository, once it has one: "git+https://..."
 
 if importlib.util.find_spec("detspec") is None:  # on Colab, say
     extras = "plots"
@@ -34,7 +37,13 @@ if importlib.util.find_spec("detspec") is None:  # on Colab, say
         extras += ",gpu"
     elif glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*"):
         extras += ",tpu"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"detspec[{extras}]"], check=True)
+    here = pathlib.Path.cwd()
+    found = [folder for folder in (here, *here.parents) if (folder / "detspec" / "__init__.py").exists()]
+    found += sorted(here.glob("detspec-*.whl"))
+    if not found and not ADDRESS:
+        sys.exit("detspec is not here: put the wheel that `make dist` writes next to this notebook, and run this cell again")
+    package = f"{found[0]}[{extras}]" if found else f"detspec[{extras}] @ {ADDRESS}"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
 # ## A folder
@@ -130,7 +139,7 @@ plt.show()
 # %% [markdown]
 # These are bounds, not measurements: a pass takes at least as long as its bytes and products do at the device's peaks. `detspec
 # plan --model DIR --target v6e:2x2` goes further. It compiles the real programs with the vendor's compiler, for a device that
-# is not here, and reports the memory that they need (`pip install 'detspec[aot]'`).
+# is not here, and reports the memory that they need (`pip install '.[aot]'`).
 #
 # ## Load
 #

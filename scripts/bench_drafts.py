@@ -70,12 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", default=list(METHODS[1:]), choices=METHODS[1:], help="next to ordinary")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="number of rounds; the median counts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help='draw the speeds; needs "detspec[plots]"')
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help='draw the speeds; needs ".[plots]"')
     args = parser.parse_args(argv)
     if min(*args.requests, args.repeats) < 1:
         parser.error("--requests and --repeats must be at least 1")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error('--plot needs matplotlib: pip install "detspec[plots]"')
+        parser.error('--plot needs matplotlib: pip install ".[plots]"')
     enable_jax_cache()
     methods = ["ordinary", *args.methods]
     rows = measure(ds.load(), args.requests, args.workloads, methods, args.repeats)

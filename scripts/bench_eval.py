@@ -8,7 +8,7 @@ warming up. A ratio is that of one round, its median is reported. transformers i
 
 `--few-shot` puts solved questions in front of each, as many evaluations do.
 
-    pip install "detspec[eval,parity]"
+    pip install ".[eval,parity]"
     python scripts/bench_eval.py --json out/eval.json
 
 Seconds are those of the clock and, next to them, of processors, which other work on the machine disturbs less.

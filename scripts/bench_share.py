@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints the table, writes JSON and plot; returns 1 if a deterministic request has two results."""
     args = parse(argv)
     if args.plot and importlib.util.find_spec("matplotlib") is None:
-        raise InputError('--plot needs matplotlib: pip install "detspec[plots]"')
+        raise InputError('--plot needs matplotlib: pip install ".[plots]"')
     model = random_model(preset(args.preset)) if args.preset else load(args.model)
     with Progress(0, "runs") as progress:
         result = measure(model, args, progress.run_of)
@@ -149,7 +149,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="decides lengths, and which requests are deterministic")
     parser.add_argument("--quick", action="store_true", help="4 requests in flight, few shares, short texts: a quick check")
     parser.add_argument("--json", metavar="FILE", help="write all samples to this file")
-    parser.add_argument("--plot", metavar="FILE.png", help='draw ratio over share; needs "detspec[plots]"')
+    parser.add_argument("--plot", metavar="FILE.png", help='draw ratio over share; needs ".[plots]"')
     if parser.parse_args(argv).quick:
         parser.set_defaults(**QUICK)
     args = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes small models of every family and the results of Hugging Face transformers, for tests that run without torch.
 
-Needs `pip install "detspec[parity]"`. Each folder of tests/checkpoint/goldens is a model saved by transformers, with a file
+Needs `pip install ".[parity]"`. Each folder of tests/checkpoint/goldens is a model saved by transformers, with a file
 golden.npz: token ids, logits at some positions, and a greedy continuation.
 
     python scripts/make_goldens.py

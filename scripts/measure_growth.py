@@ -90,13 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="requests at once")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="number of rounds; the median counts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples to this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help='draw the medians; needs "detspec[plots]"')
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help='draw the medians; needs ".[plots]"')
     args = parser.parse_args(argv)
     for name in ("requests", "repeats"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error('--plot needs matplotlib: pip install "detspec[plots]"')
+        parser.error('--plot needs matplotlib: pip install ".[plots]"')
     enable_jax_cache()
     samples = measure([case for axis in args.axes for case in cases_of(axis)], args.requests, args.repeats)
     rows = [row_of(case, samples) for case in samples]

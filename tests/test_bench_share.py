@@ -175,7 +175,7 @@ def test_mixed_larger_share_holds_the_smaller_one(script: ModuleType):
 
 def test_plot_without_matplotlib_is_refused_before_anything_runs(script: ModuleType, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'--plot needs matplotlib: pip install "detspec\[plots\]"'):
+    with pytest.raises(InputError, match=r'--plot needs matplotlib: pip install "\.\[plots\]"'):
         script.main(["--plot", "share.png", "--preset", "no such preset"])
 
 

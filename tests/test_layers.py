@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 TRUNK = (
     (
         "errors",
+        "extras",
         "choices",
         "config",
         "schedule",

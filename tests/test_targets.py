@@ -107,7 +107,7 @@ def test_canonical_schedule_refuses_what_is_no_split(split: dict[str, int], mess
 
 def test_compile_for_without_libtpu_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, {"jaxlib": "0.10.2"})
-    with pytest.raises(InputError, match=r"TPU needs libtpu, not installed: pip install 'detspec\[aot\]'"):
+    with pytest.raises(InputError, match=r"TPU needs libtpu, not installed: pip install 'jax\[.*\]>=0.10' 'nvidia-cuda"):
         compile_for(target("v5e:2x2"), lambda x: x, SHAPE)
 
 

@@ -9,7 +9,7 @@ from detspec.say import say
 SUMMARY = "write the output of a job as a parquet file"
 DESCRIPTION = """Writes the lines of an output of `detspec generate` as rows of a parquet file, in the same order. Columns are
 the keys of the lines: token_ids are lists of int32, logprobs lists of float32 with the bits of the lines; what is nested deeper
-is JSON text. Memory holds a thousand rows. It needs pyarrow (pip install 'detspec[data]'). Exit codes: 0 success; 2 bad input;
+is JSON text. Memory holds a thousand rows. It needs pyarrow. Exit codes: 0 success; 2 bad input;
 3 the disk is full."""
 
 

@@ -20,7 +20,6 @@ model and its options are those of the old results; --model_args changes some, -
 SUBCOMMANDS = ("run", "ls", "validate")
 MODEL = "detspec"
 SHIPPED = "tiny_python"
-NEEDED = 'detspec eval needs the lm-evaluation-harness, which is not installed: pip install "detspec[eval]"'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +34,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 1 if `--check` finds an answer that moved."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise InputError(NEEDED)
+        from detspec.extras import install_command
+
+        raise InputError(f"detspec eval needs the lm-evaluation-harness, which is not installed: {install_command('eval')}")
     keep_compiled(args)
     return evaluate(args.rest) if args.check is None else check(Path(args.check), args.rest)
 

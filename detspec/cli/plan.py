@@ -9,7 +9,7 @@ SUMMARY = "predict memory and speed on a device that is not here"
 DESCRIPTION = """Compiles the draft step and the canonical pass of a model for a TPU or GPU, with the vendor's compiler and
 without the device. Prints how much of its memory they need, the least time that their bytes and operations take, and the
 speed to expect from that. Plans for one device of the slice, or with --chips for several: then also what they exchange, and
-which number of them serves the load best. Needs pip install 'detspec[aot]'."""
+which number of them serves the load best. Needs these compilers, the extra `aot`."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

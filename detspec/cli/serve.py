@@ -22,7 +22,7 @@ USAGE = "[options]"
 DESCRIPTION = """Serves /v1/completions, /v1/chat/completions (whole or as streams), /v1/models, /tokenize, /detokenize,
 /inference/v1/generate (token ids in and out), /health, /metrics and /fingerprint. Equal `system_fingerprint` and equal
 request mean equal choices, to the bit, at any load. `"is_deterministic": false` makes a request ordinary. Needs the extra
-`serve`: pip install 'detspec[serve]'."""
+`serve`."""
 DETAILS = """The port opens at once, and /health answers 503 until one program is compiled and certified that can run any
 request. The others, which make requests faster, are compiled while it answers; /health and the standard error name those
 that are left.
@@ -76,7 +76,9 @@ def run(args: argparse.Namespace) -> NoReturn:
         from detspec.serve.app import make_app
         from detspec.serve.service import Options, Service
     except ModuleNotFoundError as error:
-        raise InputError(f"the server needs {error.name}: pip install 'detspec[serve]'") from error
+        from detspec.extras import install_command
+
+        raise InputError(f"the server needs {error.name}: {install_command('serve')}") from error
     from detspec.engine.engine import Engine
 
     if args.weights_dir is not None and not Path(args.weights_dir).is_dir():

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
-from detspec.jobs.prompts import INSTALL, bounded_lines
+from detspec.extras import install_command
+from detspec.jobs.prompts import DATA, bounded_lines
 from detspec.read_json import parse_json
 
 BATCH_ROWS = 1024  # lines in memory
@@ -27,7 +28,7 @@ def convert_output(source: Path, target: Path, *, fresh: bool = False) -> int:
     try:
         from pyarrow import ArrowInvalid, ArrowTypeError, Table, parquet
     except ImportError as error:
-        raise InputError(f"{target} is written by pyarrow: {INSTALL}") from error
+        raise InputError(f"{target} is written by pyarrow: {install_command(DATA)}") from error
     if target.exists() and not fresh:
         raise InputError(f"{target} is there already: name another file, or write over it with --fresh")
     schema = schema_of(source)

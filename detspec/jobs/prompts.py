@@ -20,14 +20,15 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from detspec.checkpoint.conversation import template_time
 from detspec.errors import InputError
+from detspec.extras import install_command
 from detspec.jobs.file_kinds import GZIP, HEAD_BYTES, PACKED, kind_of
 from detspec.jobs.files import NO_ROOM, STDIO
 from detspec.sampling_params import SamplingParams
 
 MAX_LINE_BYTES = 16 << 20  # about four million tokens of text
 BLOCK_BYTES = 1 << 20  # block of a copy
-INSTALL = "pip install 'detspec[data]'"
 UNSHARDED = (0, 1)
+DATA = "data"  # the extra with pyarrow
 
 
 class Mark(NamedTuple):
@@ -204,7 +205,7 @@ def _unpacked(file: BinaryIO, kind: str, name: str) -> BinaryIO:
         import pyarrow as pa
     except ImportError as error:
         raise InputError(
-            f"{name} is packed by zstd, which pyarrow unpacks: {INSTALL}; or unpack it, `unzstd {name}`"
+            f"{name} is packed by zstd, which pyarrow unpacks: {install_command(DATA)}; or unpack it, `unzstd {name}`"
         ) from error
     return io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
 

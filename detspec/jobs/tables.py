@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
+from detspec.extras import install_command
 from detspec.jobs.file_kinds import ARROW_FILE, PARQUET, refuse_foreign, refuse_other_text
-from detspec.jobs.prompts import INSTALL, START, Mark, Prompts, hash_file
+from detspec.jobs.prompts import DATA, START, Mark, Prompts, hash_file
 from detspec.jobs.table_columns import (
     CHAT,
     METADATA,
@@ -54,7 +55,7 @@ class TablePrompts:
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
-            raise InputError(f"{source} is a table, which pyarrow reads: {INSTALL}") from error
+            raise InputError(f"{source} is a table, which pyarrow reads: {install_command(DATA)}") from error
         try:
             self._stamp = self._changed()
             digests = [hash_table(path) for path in self._files]

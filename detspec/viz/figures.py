@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from detspec.errors import InputError
+from detspec.extras import install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +34,7 @@ def matplotlib_needed() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "matplotlib":
             raise
-        raise InputError('pictures need matplotlib: pip install "detspec[plots]"') from error
+        raise InputError(f"pictures need matplotlib: {install_command('plots')}") from error
 
 
 def draw_curves(

@@ -101,7 +101,7 @@ def parse(doc: str, argv: Sequence[str] | None) -> Options:
     if args.seed < 0:
         parser.error(f"--seed must be at least 0, got {args.seed}")
     if importlib.util.find_spec("matplotlib") is None:
-        parser.error('ablations draw a picture, which needs matplotlib: pip install "detspec[plots]"')
+        parser.error('ablations draw a picture, which needs matplotlib: pip install ".[plots]"')
     return Options(args.out, args.size, args.seed)
 
 

@@ -13,7 +13,7 @@ DEFAULTS = ["run", "--model", "detspec", "--batch_size", "auto", "--model_args",
 def test_missing_harness_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["eval", "--tasks", "hellaswag"]) == 2
-    assert capsys.readouterr().err.endswith('which is not installed: pip install "detspec[eval]"\n')
+    assert capsys.readouterr().err.endswith("which is not installed: pip install 'lm_eval<0.5,>=0.4.13'\n")
 
 
 @pytest.mark.parametrize(

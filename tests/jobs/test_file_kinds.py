@@ -253,7 +253,7 @@ def test_gzip_needs_no_pyarrow_and_zstd_names_it(tmp_path, monkeypatch):
     with open_prompts(file(tmp_path, PACKED["gzip"])) as prompts:
         assert len(list(prompts.lines())) == 50
     for content in (PACKED["zstd"], table_bytes(lambda _, target: target.write(b"PAR1"))):
-        with pytest.raises(InputError, match=r"pip install 'detspec\[data\]'"):
+        with pytest.raises(InputError, match=r"pip install 'pyarrow>=18'"):
             open_prompts(file(tmp_path, content))
 
 
