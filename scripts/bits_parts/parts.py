@@ -1,5 +1,6 @@
 """Parts that run in the process: engines over all kinds of models, drafts, caches and requests."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,7 +37,8 @@ def family(name: str, record: Record) -> None:
     record.completions(engine.score(texts[:3], [len(done.prompt_token_ids) for done in completions[:3]]))
     if name in ("qwen2", "gemma3"):
         record.bits(*ds.score(model.params, model.cfg, texts))
-        state = ds.generate(model.params, model.cfg, prompts[:3], sampling[:3])
+        plain = [dataclasses.replace(one, logprobs=0) for one in sampling[:3]]
+        state = ds.generate(model.params, model.cfg, prompts[:3], plain)
         counts = np.asarray(state.committed)
         for array in (state.tokens, state.logprobs):
             record.bits(counts, *(np.asarray(row)[:count] for row, count in zip(array, counts, strict=True)))
