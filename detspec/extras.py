@@ -8,7 +8,9 @@ def install_command(extra: str) -> str:
     try:
         listed = importlib.metadata.requires("detspec") or []
     except importlib.metadata.PackageNotFoundError:  # it runs from its sources
-        return f"pip install '.[{extra}]'"
+        listed = []
     parts = [entry.partition(";") for entry in listed]
     names = [name.strip() for name, _, condition in parts if f'extra == "{extra}"' in condition]
+    if not names:
+        return f"pip install '.[{extra}]'"
     return " ".join(["pip install", *(f"'{name}'" for name in names)])

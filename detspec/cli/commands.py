@@ -130,7 +130,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def meant(given: str, accepted: Sequence[str]) -> str:
     """A question that names what was probably meant by `given`; "" if nothing is like it."""
-    begun = [name for name in accepted if name.startswith(given)]
+    begun = [name for name in accepted if given.strip("-") and name.startswith(given)]
     found = begun or difflib.get_close_matches(given, accepted, n=1)
     return f": did you mean {' or '.join(found)}?" if found else ""
 

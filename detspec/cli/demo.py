@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if not report.control_found:
         say("error: the inverse control found nothing: ordinary generation changed no text either")
         return 1
-    print("\nIn a crowd, deterministic requests keep every bit; ordinary ones do not. `detspec trace` draws how.")
+    print(
+        "\nIn a crowd, deterministic requests keep every bit; ordinary ones do not. `detspec trace` draws how, with matplotlib."
+    )
     return 0
 
 

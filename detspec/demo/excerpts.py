@@ -33,7 +33,7 @@ def side_by_side(texts: Mapping[str, tuple[str, str, str]]) -> str:
 def excerpt(parts: tuple[str, str, str], width: int) -> list[list[Marked]]:
     """Lines of at most `width` characters around the middle part."""
     before, middle, after = (part.replace("\t", " ") for part in parts)
-    if not middle.strip():  # else nobody would see it
+    if not middle.strip():  # signs stand for blanks
         middle = middle.replace(" ", "·").replace("\n", "⏎\n") or "∅"
     cells = [*((c, False) for c in before), *((c, c != "\n") for c in middle), *((c, False) for c in after)]
     lines: list[list[Marked]] = [[]]
@@ -42,9 +42,10 @@ def excerpt(parts: tuple[str, str, str], width: int) -> list[list[Marked]]:
             lines.append([])
         else:
             lines[-1].append(cell)
-    at = before.count("\n") + len(middle) - len(middle.lstrip("\n"))
-    left = len(before.rpartition("\n")[2])
-    skipped = max(0, left + len(middle) - width + 4)  # so that what is marked is seen
+    marks = [[is_marked for _, is_marked in line] for line in lines]
+    at = next(number for number, line in enumerate(marks) if any(line))
+    left = marks[at].index(True)
+    skipped = min(left, max(0, left + sum(marks[at]) - width + 4))  # the mark is always within the column
     shown = slice(max(0, at - LINES_BEFORE), max(0, at - LINES_BEFORE) + SHOWN_LINES)
     return [line[skipped if number == at else 0 :][:width] for number, line in enumerate(lines)][shown]
 
@@ -52,9 +53,10 @@ def excerpt(parts: tuple[str, str, str], width: int) -> list[list[Marked]]:
 def drawn(line: Sequence[Marked], width: int, *, colours: bool) -> str:
     """A line of `width` columns."""
     begin, end = (RED, PLAIN) if colours else ("«", "»")
-    pieces = []
+    drawn_line = ""
+    free = width + 2 - len(line)
     for is_marked, cells in itertools.groupby(line, key=lambda cell: cell[1]):
         text = "".join(c for c, _ in cells)
-        pieces.append(f"{begin}{text}{end}" if is_marked else text)
-    num_marks = 0 if colours else sum(len(begin) + len(end) for piece in pieces if piece.startswith(begin))
-    return "".join(pieces) + " " * (width + 2 - len(line) - num_marks)
+        drawn_line += f"{begin}{text}{end}" if is_marked else text
+        free -= 0 if colours or not is_marked else len(begin) + len(end)
+    return drawn_line + " " * free

@@ -13,7 +13,7 @@ from detspec.draft.given import NONE
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftFn, DraftParams, DraftSource, draft_fn
 from detspec.environment import chosen_schedule
-from detspec.errors import InputError, shown
+from detspec.errors import InputError, shortened, shown
 from detspec.generation.checks import check_core, each_sampling, listed_prompts
 from detspec.generation.commit import commit
 from detspec.generation.init import start_state
@@ -149,7 +149,8 @@ def generate(
         check_core(one)
     if drafter is not None and not isinstance(drafter, Drafter):
         raise InputError(
-            f"drafter must be a Drafter, such as Drafter(detspec.draft.table.source_of('ngram')), got {shown(drafter)}"
+            "drafter must be a Drafter, such as Drafter(detspec.draft.table.source_of('ngram')), got "
+            f"{shortened(shown(drafter), 80)}"
         )
     longest = max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True))
     if longest > cfg.max_position:

@@ -32,6 +32,12 @@ def test_blank_tokens_are_shown():
     assert rows(("a", "", ""), ("a", "x", ""))[2] == ["a«∅»", "a«x»"]
 
 
+def test_mark_is_seen_after_a_long_line_that_the_token_ends_and_where_the_token_is_long():
+    found = rows(("x" * 90, "\n  «a", " b"), ("x" * 90, "y" * 90, "z"))
+    assert found[3][0] == "«  «a» b"
+    assert found[2][1].startswith("«yyy")
+
+
 def test_only_lines_around_the_difference_are_shown_and_no_row_is_wider_than_the_terminal(columns):
     long = "\n".join(f"{number} " + "y" * 200 for number in range(40))
     shown = side_by_side({"alone": (long, "a", long), "among 32": (long, "b", long)}).splitlines()
