@@ -107,6 +107,8 @@ def cell(found: Mapping[str, Any] | None, stage: str, name: str) -> str:
         return f"{sum(held)} of {len(held)}" + ("" if status == DONE else f", {status}")
     if name not in entries:
         return status if status != DONE else NOT_RUN
-    missed = " (bar missed)" if entries[name]["holds"] is False else ""
-    listed = f": {entries[name]['note']}" if entries[name]["unit"] == "of all" else ""
-    return f"{figure(entries[name])}{listed}{missed}"
+    entry = entries[name]
+    if entry["unit"] == "of all":
+        share = "all" if entry["value"] == 1 else f"{entry['value']:.0%}"
+        return f"{share}: {entry['note']}"
+    return f"{figure(entry)} (bar missed)" if entry["holds"] is False else figure(entry)
