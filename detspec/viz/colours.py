@@ -12,4 +12,6 @@ INK = "#222222"
 FAINT = "#777777"
 HATCH_INK = "#4d7f3c"
 RULE = "#e2e2e2"
+SAME = "#8ab6dd"  # what two runs have in common; told from the next one without seeing colours, too
+CHANGED = "#d55e00"
 MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}

@@ -1,0 +1,31 @@
+"""Draws texts of two runs as rows: the tokens that both have, and those after the fork, where the runs go on differently."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from detspec.viz.colours import CHANGED, SAME
+
+GAP = 0.22  # of a row, between two rows
+
+Row = tuple[int, int | None]  # tokens of a text, and the first that differs; None if none does
+
+
+def draw_forks(axes: Axes, rows: Sequence[Row], *, same: str = SAME, changed: str = CHANGED) -> None:
+    """Draws a thin bar for each of `rows`, over tokens: what both runs have in `same`, what follows the fork in `changed`.
+
+    Texts that fork come first, the earliest fork at the top.
+    """
+    ordered = sorted(rows, key=lambda row: (row[1] is None, row[1]))
+    places = range(len(ordered))
+    forks = [length if fork is None else fork for length, fork in ordered]
+    rest = [length - fork for (length, _), fork in zip(ordered, forks, strict=True)]
+    axes.barh(places, forks, 1 - GAP, color=same, linewidth=0)
+    axes.barh(places, rest, 1 - GAP, left=forks, color=changed, linewidth=0)
+    axes.set(ylim=(len(ordered) - 0.5, -0.5), xlim=(0, max((length for length, _ in rows), default=1)), yticks=[])
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def num_forked(rows: Sequence[Row]) -> int:
+    """Counts the texts that fork."""
+    return sum(fork is not None for _, fork in rows)
