@@ -188,7 +188,8 @@ $(VENV)/aot/.installed: $(VENV)/.installed
 	@$(BIN)/python -m venv --without-pip $(VENV)/aot
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(VENV)/aot/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
-	@$(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'detspec[aot]'
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["aot"], sep="\n")' \
+		| $(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement /dev/stdin
 	@touch $@
 
 $(VENV)/aot-device/.installed: pyproject.toml
