@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 __all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Needs", "Request"]
 __all__ += ["SamplingParams", "Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
-__all__ += ["default_schedule", "dense_config", "draft_model", "fingerprint", "generate", "load", "score", "traces"]
+__all__ += ["compare", "default_schedule", "dense_config", "draft_model", "fingerprint", "generate", "load", "score", "traces"]
 
 if TYPE_CHECKING:
     from detspec import traces
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from detspec.errors import InputError
     from detspec.generation.loop import generate
     from detspec.generation.score import score
+    from detspec.jobs.comparison import compare
     from detspec.model.dense import dense_config
     from detspec.riders.counters import Stats
     from detspec.sampling_params import SamplingParams
@@ -50,6 +51,7 @@ else:
         "ThinkingConfig": "config",
         "Thought": "engine.request",
         "Update": "engine.request",
+        "compare": "jobs.comparison",
         "default_schedule": "environment",
         "dense_config": "model.dense",
         "draft_model": "draft.draft_model",

@@ -23,17 +23,8 @@ from race_systems.results import Sample, seconds_of
 from race_systems.systems import DETERMINISTIC as RACED_OWN
 
 import detspec as ds
-from detspec.demo.demo import (
-    DETERMINISTIC,
-    FIRST_SEED,
-    KINDS,
-    NUM_SEEDS,
-    ORDINARY,
-    demo_prompts,
-    first_differing,
-    one_run,
-    ready_engine,
-)
+from detspec.demo.demo import DETERMINISTIC, FIRST_SEED, KINDS, NUM_SEEDS, ORDINARY, demo_prompts, one_run, ready_engine
+from detspec.jobs.comparison import first_differing
 from detspec.model.params import num_params
 from detspec.viz.colours import CHANGED, FAINT, GREY, INK
 from detspec.viz.figures import matplotlib_needed
@@ -91,7 +82,8 @@ def record(model: ds.Model) -> dict[str, Any]:
             )
             for batch in (1, len(prompts))
         )
-        forks[kind] = list(map(fork_of, alone.completions, crowd.completions))
+        pairs = zip(alone.completions, crowd.completions, strict=True)
+        forks[kind] = [first_differing(own.token_ids, other.token_ids) for own, other in pairs]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": {name: fact for name, fact in describe_machine().items() if name in ("cpu", "cores", "python")},
@@ -100,11 +92,6 @@ def record(model: ds.Model) -> dict[str, Any]:
         "settings": {"new_tokens": NEW_TOKENS, "temperature": 1.0, "first_seed": FIRST_SEED, "requests": len(prompts)},
         "forks": forks,
     }
-
-
-def fork_of(alone: ds.Completion, crowd: ds.Completion) -> int | None:
-    """The first new token that is another in the crowd; None if none is."""
-    return first_differing(alone, crowd) if alone.token_ids != crowd.token_ids else None
 
 
 def as_text(recorded: dict[str, Any]) -> str:

@@ -119,7 +119,7 @@ def test_every_command_is_on_a_page():
     page = reference.commands_page()
     helped = subprocess.run([sys.executable, "-m", "detspec", "--help"], capture_output=True, text=True, check=True).stdout
     names = re.findall(r"^    ([a-z]+) ", helped, re.MULTILINE)
-    assert len(names) == 13
+    assert len(names) == 14
     assert re.findall(r"^## detspec ([a-z]+)$", page, re.MULTILINE) == names
     assert "--max-requests" in page
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from detspec.cli import (
     audit,
     bench,
+    compare,
     convert,
     convert_output,
     demo,
@@ -40,7 +41,7 @@ DESCRIPTION = "Text generation whose tokens and log-probabilities are the same b
 
 COMMANDS = {
     "start here": (demo, generate),
-    "files of completions": (merge, convert_output, audit),
+    "files of completions": (merge, convert_output, audit, compare),
     "interfaces": (serve, eval),
     "certify and measure": (doctor, bench, trace, plan),
     "models": (train, convert, warm),

@@ -5,7 +5,6 @@ Ordinary generation is the inverse control: if its texts were the same in a crow
 
 import dataclasses
 import importlib.resources
-import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
 from detspec.engine.request import Completion
 from detspec.errors import InputError
+from detspec.jobs.comparison import first_differing
 from detspec.sampling_params import SamplingParams
 
 ORDINARY = "ordinary"
@@ -154,13 +154,15 @@ NUM_STAGES = 3 * len(KINDS) + 2
 
 def _parting(model: Model, prompts: Sequence[str], alone: DemoRun, crowd: DemoRun) -> str:
     """Says how many texts differ, and shows around its first differing token the text that differs first."""
-    pairs = zip(prompts, alone.completions, crowd.completions, strict=True)
-    differing = [pair for pair in pairs if pair[1].token_ids != pair[2].token_ids]
-    heading = f"\n{alone.kind.capitalize()}: {len(differing)} of {len(prompts)} texts change when all run at once."
-    if not differing:
+    found = [
+        (place, prompt, first, other)
+        for prompt, first, other in zip(prompts, alone.completions, crowd.completions, strict=True)
+        if (place := first_differing(first.token_ids, other.token_ids)) is not None
+    ]
+    heading = f"\n{alone.kind.capitalize()}: {len(found)} of {len(prompts)} texts change when all run at once."
+    if not found:
         return heading
-    prompt, first, other = min(differing, key=lambda pair: first_differing(*pair[1:]))
-    place = first_differing(first, other)
+    place, prompt, first, other = min(found, key=lambda each: each[0])
     columns = {"alone": first, f"among {len(prompts)}": other}
     texts = {label: _cut_at(model, prompt, each.token_ids, place) for label, each in columns.items()}
     return f"{heading} One of them, from its new token {place + 1} on:\n\n{side_by_side(texts)}"
@@ -170,12 +172,6 @@ def _cut_at(model: Model, prompt: str, token_ids: Sequence[int], place: int) -> 
     """The text before the token at `place`, that token's, and the text after it."""
     before, with_token, whole = (model.decode(token_ids[:end]) for end in (place, place + 1, len(token_ids)))
     return prompt + before, with_token[len(before) :], whole[len(with_token) :]
-
-
-def first_differing(first: Completion, other: Completion) -> int:
-    """The first place whose tokens differ, or where one text has ended."""
-    pairs = itertools.zip_longest(first.token_ids, other.token_ids)
-    return next(place for place, (a, b) in enumerate(pairs) if a != b)
 
 
 def _speed(label: str, engines: Sequence[Engine], prompts: Sequence[str], order: Sequence[int], max_tokens: int) -> str:

@@ -69,7 +69,10 @@ def rows_of(source: Path) -> Iterator[dict[str, Any]]:
         with source.open("rb") as file:
             for number, (_, raw) in enumerate(bounded_lines(file), start=1):
                 if raw.strip():
-                    row = parse_json(raw)
+                    try:
+                        row = parse_json(raw)
+                    except InputError as error:
+                        raise InputError(f"{source} line {number} {error}") from error
                     if not isinstance(row, dict):
                         raise InputError(f"{source} line {number} must be a JSON object, got {type(row).__name__}")
                     yield row

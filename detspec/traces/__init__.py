@@ -1,4 +1,4 @@
-"""Windows and thoughts of real runs, recorded and drawn: `import detspec as ds; ds.traces.run_trace(...)`.
+"""Real runs, recorded and drawn, and comparisons drawn: `import detspec as ds; ds.traces.run_trace(...)`.
 
 Names are looked up when they are used, so that nothing here is imported with the package.
 """
@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 
 from detspec.viz.figures import matplotlib_needed
 
-__all__ = ["find_rollback", "run_thought_trace", "run_trace", "save_thoughts", "save_trace", "thought_figure", "trace_figure"]
+__all__ = ["comparison_figure", "find_rollback", "run_thought_trace", "run_trace", "save_thoughts", "save_trace"]
+__all__ += ["thought_figure", "trace_figure"]
 
 if TYPE_CHECKING:
+    from detspec.traces.draw_comparison import comparison_figure
     from detspec.traces.draw_thoughts import save_thoughts, thought_figure
     from detspec.traces.draw_windows import save_trace, trace_figure
     from detspec.traces.record_thoughts import run_thought_trace
     from detspec.traces.record_windows import find_rollback, run_trace
 else:
     FILES = {
+        "comparison_figure": "draw_comparison",
         "find_rollback": "record_windows",
         "run_thought_trace": "record_thoughts",
         "run_trace": "record_windows",

@@ -27,8 +27,12 @@ GROUPS = {
     ),
     "reference/requests.md": Group(
         "Requests",
-        "What a request asks for, and what comes back; [Sampling](../using.md#sampling) has an example of each parameter.",
-        ("SamplingParams", "Request", "Completion", "Update", "Thought", "Stats"),
+        "What a request asks for, and what comes back; [Sampling](../using.md#sampling) has an example of each parameter, "
+        "[Comparing two outputs](../using.md#comparing-two-outputs) one of `compare`.",
+        (
+            *("SamplingParams", "Request", "Completion", "Update", "Thought", "Stats"),
+            *("compare", "jobs.comparison.Comparison", "jobs.comparison.ComparedText", "jobs.comparison.Fork"),
+        ),
     ),
     "reference/models.md": Group(
         "Models",
