@@ -47,13 +47,14 @@ def draw_differences(axes: Axes, comparison: Comparison) -> None:
     values = np.concatenate([text.differences for text in comparison.texts])
     numbers = values[np.isfinite(values) & (values > 0)]
     least, most = (10.0 ** np.floor(np.log10(numbers.min())), numbers.max()) if numbers.size else (1e-8, 1e-1)
+    top = most if np.isfinite(values).all() else 10 * most  # where what is no number stands
     axes.set_yscale("symlog", linthresh=least, linscale=0.5)
     differs = np.concatenate([text.differs for text in comparison.texts])
-    kept = _kept(places, values)
+    kept = kept_points(places, values)
     for is_other, colour in ((False, SAME), (True, CHANGED)):
         mine = kept[differs[kept] == is_other]
-        axes.scatter(places[mine], np.minimum(values[mine], 10 * most), 5, color=colour, alpha=0.6, linewidth=0)
-    axes.set(ylabel="|difference| of\nlog-probabilities (nats)", ylim=(-0.3 * least, 2 * most))
+        axes.scatter(places[mine], np.minimum(values[mine], top), 5, color=colour, alpha=0.6, linewidth=0)
+    axes.set(ylabel="|difference| of\nlog-probabilities (nats)", ylim=(-0.3 * least, 2 * top))
     axes.grid(axis="y", color=RULE)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -61,7 +62,7 @@ def draw_differences(axes: Axes, comparison: Comparison) -> None:
     _titled(axes, found, "same bits", "other bits")
 
 
-def _kept(places: np.ndarray, values: np.ndarray) -> np.ndarray:
+def kept_points(places: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Indices of the points that are drawn: at most `MOST_POINTS` at even distances, and the largest value of each place."""
     order = np.lexsort((values, places))
     largest = order[np.flatnonzero(np.diff(places[order], append=-1))]
