@@ -18,6 +18,7 @@ LISTED = Path("docs/README.md")
 SUMMARY = "SUMMARY.md"  # the list with places in the folder, which the site takes for its navigation
 NOTEBOOKS = Path("notebooks")
 PYTHON = Path("detspec/__init__.py")
+PYTHON_PAGE = "reference/index.md"
 COMMANDS = Path("detspec/cli/commands.py")
 COMMANDS_PAGE = "reference/commands.md"
 STYLE = "site.css"
@@ -40,7 +41,8 @@ def gather(root: Path, out: Path) -> None:
         folder.write(page, folder.relinked(text, source, page, own=pictures))
         for name, data in pictures.items():
             folder.write(str(PurePosixPath(page).parent / name), data)
-    for page, text in (*reference.python_pages().items(), (COMMANDS_PAGE, reference.commands_page())):
+    made = {**reference.python_pages(), PYTHON_PAGE: reference.overview(), COMMANDS_PAGE: reference.commands_page()}
+    for page, text in made.items():
         folder.write(page, text)
     folder.write(SUMMARY, "".join(f"{line}\n" for line in folder.navigation()))
     shutil.copyfile(root / "docs" / STYLE, out / STYLE)
@@ -102,7 +104,7 @@ class Folder:
 
         A file that is no page is copied there.
         """
-        made = {LISTED: "index.md", COMMANDS: COMMANDS_PAGE, **reference.places_by_file(), **self.pages}
+        made = {LISTED: "index.md", PYTHON: PYTHON_PAGE, COMMANDS: COMMANDS_PAGE, **reference.places_by_file(), **self.pages}
         if target in made:
             return made[target]
         if target.suffix == ".md" or not (self.root / target).is_file():
@@ -123,6 +125,7 @@ class Folder:
                     _, title = next(titles, (1, source.stem))
                     yield f"{indent}* [{title}]({page})"
             elif targets == [PYTHON]:
+                yield self.relinked(line, LISTED, SUMMARY)
                 yield from (f"{indent}* [{group.title}]({page})" for page, group in reference.GROUPS.items())
             elif markdown.LIST_ITEM.match(line):
                 yield self.relinked(line, LISTED, SUMMARY)

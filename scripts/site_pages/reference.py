@@ -95,6 +95,16 @@ def python_pages() -> dict[str, str]:
     return pages
 
 
+def overview() -> str:
+    """Markdown that links to every documented name, by page."""
+    parts = ["# Python", "Names are those of `import detspec as ds`; each page shows how they are used."]
+    for page, group in GROUPS.items():
+        file = page.rpartition("/")[2]
+        names = " · ".join(f"[`{name}`]({file}#detspec.{name})" for name in group.names)
+        parts += [f"## [{group.title}]({file})", group.opening, names]
+    return "\n\n".join(parts) + "\n"
+
+
 def places_by_file() -> dict[Path, str]:
     """For each file that defines a documented name: the place of its first name on a page."""
     places: dict[Path, str] = {}
@@ -128,11 +138,11 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
 
 
 def _help(parser: argparse.ArgumentParser) -> str:
-    """Output of `--help` on a terminal 100 columns wide."""
+    """Output of `--help` on a terminal 96 columns wide, as a page has."""
     formatter = parser.formatter_class
 
     def wide(prog: str) -> argparse.HelpFormatter:
-        return formatter(prog, width=100, max_help_position=28)
+        return formatter(prog, width=96, max_help_position=28)
 
     parser.formatter_class = wide  # type: ignore[assignment]
     return re.sub(r"\x1b\[[0-9;]*m", "", parser.format_help()).strip()
