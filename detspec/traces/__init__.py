@@ -1,4 +1,4 @@
-"""Real runs, recorded and drawn, and comparisons drawn: `import detspec as ds; ds.traces.run_trace(...)`.
+"""Real runs and comparisons, recorded and drawn: `import detspec as ds; ds.traces.run_trace(...)`.
 
 Names are looked up when they are used, so that nothing here is imported with the package.
 """
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from detspec.viz.figures import matplotlib_needed
 
-__all__ = ["comparison_figure", "find_rollback", "run_thought_trace", "run_trace", "save_thoughts", "save_trace"]
-__all__ += ["thought_figure", "trace_figure"]
+__all__ = ["acceptance_figure", "comparison_figure", "find_rollback", "measure_acceptance", "run_thought_trace", "run_trace"]
+__all__ += ["save_thoughts", "save_trace", "thought_figure", "trace_figure"]
 
 if TYPE_CHECKING:
+    from detspec.traces.acceptance import measure_acceptance
+    from detspec.traces.draw_acceptance import acceptance_figure
     from detspec.traces.draw_comparison import comparison_figure
     from detspec.traces.draw_thoughts import save_thoughts, thought_figure
     from detspec.traces.draw_windows import save_trace, trace_figure
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from detspec.traces.record_windows import find_rollback, run_trace
 else:
     FILES = {
+        "acceptance_figure": "draw_acceptance",
         "comparison_figure": "draw_comparison",
         "find_rollback": "record_windows",
+        "measure_acceptance": "acceptance",
         "run_thought_trace": "record_thoughts",
         "run_trace": "record_windows",
         "save_thoughts": "draw_thoughts",

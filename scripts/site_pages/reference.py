@@ -75,7 +75,7 @@ GROUPS = {
     "reference/traces.md": Group(
         "Traces",
         "Real runs, recorded and drawn, as the pictures of [How it works](../how_it_works.md#draft-verify-commit).",
-        tuple(f"traces.{name}" for name in traces.__all__),
+        (*(f"traces.{name}" for name in traces.__all__), "traces.acceptance.AcceptanceTable"),
     ),
 }
 

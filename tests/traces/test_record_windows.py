@@ -11,8 +11,9 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.model.params import init_params
 from detspec.sampling_params import SamplingParams
+from detspec.traces.acceptance import counted, measure_acceptance
 from detspec.traces.draw_windows import trace_figure
-from detspec.traces.record_windows import drafter_of, find_rollback, run_trace
+from detspec.traces.record_windows import drafter_of, find_rollback, run_trace, trace_batch
 from detspec.traces.windows import Trace
 from tests.fakes import RANDOM_CFG
 
@@ -84,6 +85,19 @@ def test_trace_windows_follow_each_other(name: str, request: pytest.FixtureReque
         start, last = start + len(window.committed), window.committed[-1]
         assert window.length_after == start
     assert start == 2 + MAX_TOKENS
+
+
+def test_acceptance_sums_the_windows_of_all_requests_and_tells_bad_drafts(model, bad: Trace):
+    other = Drafter(INT8, init_params(RANDOM_CFG, jax.random.key(1)))
+    asked = {"windows": (4,), "temperatures": (0.8,), "max_tokens": MAX_TOKENS, "seed": 7}
+    table = measure_acceptance(model, [PROMPT, *OTHERS], drafter=other, **asked)
+    traces = trace_batch(model, [PROMPT, *OTHERS], SAMPLING, window=4, max_tokens=MAX_TOKENS, drafter=other)
+    assert traces[0].windows == bad.windows
+    assert table.cells == ((counted([window for trace in traces for window in trace.windows]),),)
+    (cell,) = table.cells[0]
+    assert cell.num_committed == 3 * MAX_TOKENS
+    own = measure_acceptance(model, [PROMPT, *OTHERS], drafter="int8", **asked).cells[0][0]
+    assert cell.rate < 0.5 < own.rate
 
 
 def test_trace_last_window_drafts_only_what_fits(bad: Trace):
