@@ -36,7 +36,8 @@ endef
 # Tests that compare bits of programs run in programs compiled as users do, and nowhere else.
 OPTIMISED = -m 'optimised and not kernels and not sweep'
 # Tests on many devices, unless ARGS name other files.
-WITH_MESH = $(if $(filter tests/% scripts/%,$(ARGS)),$(filter tests/mesh%,$(ARGS)),yes)
+ON_MESH = tests/mesh tests/promises/test_chips.py
+WITH_MESH = $(if $(filter tests/% scripts/%,$(ARGS)),$(filter $(ON_MESH:=%),$(ARGS)),yes)
 FAST = -m 'not optimised and not kernels and not slow and not sweep'
 # What a commit must pass, in this order.
 STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals notebooks docs
@@ -70,7 +71,7 @@ test-slow: env ## run the slow tests: whole commands, several model families
 
 test-optimised: env ## run the tests that compare bits of programs, in programs compiled as users do
 	$(PYTEST) $(OPTIMISED) --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
-	$(if $(WITH_MESH),$(MESH) $(PYTEST) tests/mesh $(OPTIMISED) --dist worksteal $(ARGS) || [ $$? -eq 5 ])
+	$(if $(WITH_MESH),$(MESH) $(PYTEST) $(ON_MESH) $(OPTIMISED) --dist worksteal $(ARGS) || [ $$? -eq 5 ])
 
 test-sweeps: env ## run further cases of the slow tests; `make check` does not
 	@$(unoptimised); $(PYTEST) -m 'sweep and not optimised' --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
@@ -81,7 +82,7 @@ test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
 	@$(unoptimised); $(PYTEST) tests -m kernels --dist worksteal $(ARGS)
 
 test-mesh: env ## run the tests on eight simulated devices, but for those that test-optimised runs
-	@$(unoptimised); $(MESH) $(PYTEST) tests/mesh -m 'not optimised and not sweep' --dist worksteal $(ARGS)
+	@$(unoptimised); $(MESH) $(PYTEST) $(ON_MESH) -m 'not optimised and not sweep' --dist worksteal $(ARGS)
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
 	$(VENV)/aot/bin/python -m pytest tests/aot --numprocesses auto --dist worksteal $(ARGS)

@@ -27,13 +27,14 @@ LONGEST = tuple(
     Path(__file__).parent / name
     for name in (
         "processes/test_processes.py",
-        "generation/test_determinism.py",
+        "promises/test_batch.py",
+        "promises/test_drafts.py",
         "thinking/test_think_prompt.py",
         "engine/test_thinking.py",
         "test_soak.py",
         "test_native.py",
         "test_wheel.py",
-        "test_soak_workers.py",
+        "promises/test_jobs.py",
         "doctor/test_doctor.py",
         "draft/test_int8_draft.py",
         "cli/test_generate.py",

@@ -90,11 +90,11 @@ def test_image_of_another_host_becomes_its_words():
 
 
 def test_tests_that_pages_name_are_there():
-    """`README.md` and `docs/serving.md` say which tests hold their promises."""
+    """`docs/serving.md` says which tests hold its promise; those of the README are in `tests/promises`."""
     defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
     named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
     assert named <= defined
-    assert len(named) >= 14
+    assert len(named) >= 2
 
 
 def test_list_after_a_paragraph_gets_a_blank_line():

@@ -1,4 +1,4 @@
-"""`detspec generate --shard auto` and `detspec merge`; `tests/test_soak_workers.py` disturbs several workers."""
+"""`detspec generate --shard auto` and `detspec merge`; `tests/promises/test_jobs.py` disturbs several workers."""
 
 import json
 from pathlib import Path

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.load import Model
-from detspec.draft.draft_model import draft_model
 from detspec.draft.ngram import ngram
 from detspec.draft.source import Drafter
 from detspec.engine.certify import CERTIFIED, NOT_TRIED
@@ -19,10 +18,10 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Drafting, Needs, canonical_plans
 from detspec.errors import InputError
-from detspec.model.params import init_params, param_shapes
+from detspec.model.params import param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
-from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
+from tests.engine.byte_model import SCHEDULE, facts
 from tests.engine.fake_device import FakeDevice
 from tests.engine.fixed_times import FixedTimes
 from tests.engine.test_step_times import chosen_by
@@ -41,23 +40,6 @@ def circling_model(size: int = 2048, circle: int = 16) -> Model:
     for norm in (params["final_norm"], params["layers"][0]["attn_norm"], params["layers"][0]["mlp_norm"]):
         norm[:] = 1
     return Model(cfg, jax.tree.map(jnp.asarray, params), None, (), "counts in circles")
-
-
-def engine_with(drafter: Drafter, model: Model) -> Engine:
-    config = EngineConfig(max_requests=3, max_len=64, method="model", num_speculative_tokens=3, schedule=SCHEDULE, num_pages=6)
-    return Engine(model, config, drafters={"model": drafter})
-
-
-@pytest.mark.parametrize(("weights", "most", "least"), [("own", 1.0, 0.9), ("other", 0.5, 0.0)])
-def test_draft_model_in_the_engine_changes_no_bit_and_its_weights_decide_what_is_accepted(weights, most, least, model, one_row):
-    """Three places and pages for two of them: sequences are preempted, and others enter their places."""
-    params = byte_params() if weights == "own" else init_params(BYTE_CFG, jax.random.key(5))
-    engine = engine_with(draft_model(dataclasses.replace(model, params=params), target=model), model)
-    sampling = [dataclasses.replace(each, max_tokens=34) for each in some_sampling()]
-    found = engine.generate(some_prompts(), sampling)
-    assert [facts(c) for c in found] == [facts(c) for c in one_row.generate(some_prompts(), sampling)]
-    assert least <= engine.stats.draft_acceptance_rate <= most
-    assert engine.num_preemptions > 0
 
 
 def test_name_of_a_drafter_that_is_taken_or_unknown_is_refused(model):

@@ -3,53 +3,17 @@
 import dataclasses
 
 import jax
-import numpy as np
 import pytest
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.load import Model, load
+from detspec.checkpoint.load import load
 from detspec.checkpoint.orbax_folder import save_orbax
-from detspec.engine.engine import Engine
-from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.model.params import fitted, num_params, param_shapes, params_bytes, quantized
 from detspec.ops.linear.int8 import QTensor
-from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
-from tests.fakes import RANDOM_CFG, random_model
-
-FULL = dataclasses.replace(RANDOM_CFG, tie_embeddings=True)
-INT8 = dataclasses.replace(FULL, weights="int8")
-PROMPTS = [np.random.default_rng(i).integers(0, FULL.vocab_size, 7 + 5 * i).tolist() for i in range(3)]
-
-
-def engine_of(cfg, *, max_requests=3, window=4, method="none", **numerics) -> Engine:
-    how = {"implementation": "cpu", "linear": "pinned", **numerics}
-    config = EngineConfig(
-        max_requests=max_requests,
-        max_len=64,
-        method=method,
-        num_speculative_tokens=3,
-        schedule=Schedule(Numerics(page=16, cache_dtype="bfloat16", **how), Budget(16, window)),
-        compile_cache=False,
-    )
-    params = random_model(cfg)
-    return Engine(Model(cfg, params, None, (), digest_model(cfg, params)), config)
-
-
-def texts(engine: Engine, prompts=PROMPTS, **how) -> list[tuple]:
-    sampling = [SamplingParams(max_tokens=20, temperature=t, seed=3, ignore_eos=True, **how) for t in (0.0, 1.0, 0.7)]
-    found = engine.generate(prompts, sampling[: len(prompts)])
-    return [(one.token_ids, np.asarray(one.logprobs, np.float32).tobytes()) for one in found]
-
-
-def test_tokens_and_bits_do_not_depend_on_batch_draft_or_products():
-    expected = texts(engine_of(INT8))
-    assert texts(engine_of(INT8, method="self")) == expected
-    assert texts(engine_of(INT8, max_requests=1)) == expected
-    assert texts(engine_of(INT8, linear="xla")) == expected
-    assert texts(engine_of(FULL)) != expected
+from tests.engine.int8_engine import FULL, INT8, PROMPTS, engine_of, texts
+from tests.fakes import random_model
 
 
 @pytest.mark.parametrize("implementation", ["cpu", "reference"])

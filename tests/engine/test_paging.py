@@ -1,4 +1,4 @@
-"""Pages, prefixes and preemption change no bit: requests of all kinds in engines of all shapes against each one by itself."""
+"""Pages and what is done with them: prefixes that are there already, samples, stop strings, other weights."""
 
 import contextlib
 import dataclasses
@@ -13,49 +13,9 @@ from detspec.engine.request import Completion
 from detspec.errors import InputError
 from detspec.generation.score import score
 from detspec.model.params import init_params
-from detspec.riders.counters import Stats
 from detspec.sampling_params import SamplingParams
-from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, make_engine, ordinary, some_prompts, some_sampling
-
-PREFIX = list(range(100, 135))  # two pages of 16 and 3 tokens
-NUM = 12
-SHUFFLED = [7, 2, 11, 0, 9, 4, 1, 10, 3, 6, 8, 5]
-
-
-def mixed_requests(number: int = NUM) -> list[tuple[list[int], SamplingParams]]:
-    """Some with a common prefix, two of them the same prompt; greedy, sampled, with filters and penalties; some stop early."""
-    prompts = [PREFIX + prompt[:5] if i % 3 == 0 else prompt for i, prompt in enumerate(some_prompts(number))]
-    prompts[6] = prompts[3]
-    sampling = some_sampling(number)
-    sampling[1] = dataclasses.replace(sampling[1], repetition_penalty=1.3, presence_penalty=0.5)
-    sampling[4] = dataclasses.replace(sampling[4], stop_token_ids=(7, 8, 9), logit_bias={7: 4, 8: 4, 9: 4})
-    sampling[5] = dataclasses.replace(sampling[5], top_p=0.9)
-    sampling[9] = dataclasses.replace(sampling[9], n=3, seed=50, temperature=0.9)
-    lengths = [min(16 + 20 * (i % 2), 60 - len(prompt)) for i, prompt in enumerate(prompts)]
-    return [(p, dataclasses.replace(s, max_tokens=n)) for p, s, n in zip(prompts, sampling, lengths, strict=True)]
-
-
-def run(engine: Engine, order=range(NUM), change=lambda sampling: sampling, held: int = 0) -> list:
-    """Facts by request and sample, whatever the order they came in."""
-    requests = mixed_requests()
-    made = [engine.request(requests[i][0], change(requests[i][1]), id=str(i)) for i in order]
-    completions = sorted(engine.run(iter(made)), key=lambda c: (int(c.id), c.index))
-    assert engine.num_pages_held == held
-    return [(c.id, c.index, *facts(c), c.digest) for c in completions]
-
-
-@pytest.fixture(scope="module")
-def alone(one_row: Engine) -> list:
-    return run(one_row)
-
-
-@contextlib.contextmanager
-def few_pages(engine: Engine, number: int) -> Iterator[Engine]:
-    """The engine with so many of its pages; the others are taken."""
-    pool = engine.replicas[0].pool
-    taken = [pool.allocate() for _ in range(engine.num_pages - number)]
-    yield engine
-    pool.release(taken)
+from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, make_engine
+from tests.engine.mixed_requests import PREFIX, run
 
 
 @contextlib.contextmanager
@@ -66,31 +26,6 @@ def lengths_put(engine: Engine) -> Iterator[list[int]]:
     engine.device.put = lambda entries: lengths.extend(entry.length for entry in entries) or put(entries)
     yield lengths
     del engine.device.put
-
-
-def test_order_and_rows_change_nothing(alone, three_rows, eight_rows):
-    assert run(eight_rows) == alone
-    assert run(eight_rows, SHUFFLED) == alone
-    assert run(three_rows, SHUFFLED[::-1]) == alone
-
-
-def test_too_few_pages_preempt_and_change_nothing(alone, eight_rows):
-    """Eight rows of up to four pages each, and pages for two of them."""
-    before = eight_rows.num_preemptions
-    with few_pages(eight_rows, 8):
-        assert run(eight_rows, held=24) == alone
-        assert run(eight_rows, SHUFFLED, held=24) == alone
-    assert eight_rows.num_preemptions > before
-
-
-def test_without_prefix_sharing_nothing_changes(alone, model):
-    assert run(make_engine(model, 3, "self", prefix_sharing=False), SHUFFLED) == alone
-
-
-def test_ordinary_requests_in_other_engines_get_other_bits(one_row, three_rows, eight_rows):
-    """The inverse control."""
-    found = [run(engine, change=ordinary) for engine in (one_row, three_rows, eight_rows)]
-    assert any(found[0] != other for other in found[1:])
 
 
 def test_known_prefix_is_not_computed_again(eight_rows):
@@ -205,41 +140,19 @@ def test_likeliest_tokens_and_prompt_logprobs_are_those_of_score(engine_name, re
         assert [len(top) for top in completion.prompt_top_logprobs] == [0] + [2] * (len(prompt) - 1)
 
 
-def test_asking_for_logprobs_changes_nothing_else(alone, eight_rows):
+def test_asking_for_logprobs_changes_nothing_else(mixed_alone, eight_rows):
     found = run(eight_rows, change=lambda sampling: dataclasses.replace(sampling, logprobs=1))
-    assert [one[:-1] for one in found] == [one[:-1] for one in alone]  # the digest is of the parameters, too
+    assert [one[:-1] for one in found] == [one[:-1] for one in mixed_alone]  # the digest is of the parameters, too
 
 
 # Leaving early --------------------------------------------------------------------------------------------------------------
 
 
-def test_abort_gives_pages_back_and_leaves_the_others_their_bits(alone, model):
-    engine = make_engine(model, 3, "self", segment_steps=4)  # the host looks often enough to abort it in the middle
-    requests = mixed_requests()
-    engine.add(engine.request([3], SamplingParams(max_tokens=60, ignore_eos=True), id="endless"))
-    for i, (prompt, sampling) in enumerate(requests):
-        engine.add(engine.request(prompt, sampling, id=str(i)))
-    completions = []
-    while engine.has_work:
-        completions += [update.completion for update in engine.step() if update.completion]
-        if len(completions) == 1:
-            engine.abort("endless")
-    aborted = [c for c in completions if c.finish_reason == "abort"]
-    assert [c.id for c in aborted] == ["endless"]
-    assert aborted[0].stats.num_verify_passes > 0
-    assert engine.stats == sum((c.stats for c in completions), Stats())
-    (whole,) = engine.generate([[3]], SamplingParams(max_tokens=60, ignore_eos=True))
-    assert 0 < len(aborted[0].token_ids) < 60
-    assert aborted[0].token_ids == whole.token_ids[: len(aborted[0].token_ids)]
-    others = sorted((c for c in completions if c.id != "endless"), key=lambda c: (int(c.id), c.index))
-    assert [(c.id, c.index, *facts(c), c.digest) for c in others] == alone
-
-
-def test_run_that_is_left_in_the_middle_frees_everything(alone, eight_rows):
+def test_run_that_is_left_in_the_middle_frees_everything(mixed_alone, eight_rows):
     for _ in eight_rows.run(iter([eight_rows.request([3], SamplingParams(max_tokens=9))])):
         break
     assert eight_rows.num_pages_held == 0
-    assert run(eight_rows) == alone
+    assert run(eight_rows) == mixed_alone
 
 
 def test_request_that_can_never_fit_is_refused(model):

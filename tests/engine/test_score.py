@@ -6,43 +6,11 @@ import numpy as np
 import pytest
 
 import detspec as ds
-from detspec.engine.engine import Engine
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
-from tests.engine.byte_model import broken_params, make_engine, ordinary, some_prompts, some_sampling, without_tokenizer
-
-PROMPTS = some_prompts()
-SAMPLING = [dataclasses.replace(s, logprobs=1) for s in some_sampling()]
-SCORE = SamplingParams(logprobs=1)
-
-
-@pytest.fixture(scope="module")
-def written(one_row: Engine) -> list[Completion]:
-    return one_row.generate(PROMPTS, SAMPLING)
-
-
-def texts_of(completions: list[Completion]) -> tuple[list[list[int]], list[int]]:
-    """Whole texts, and where what was written begins."""
-    texts = [[*c.prompt_token_ids, *c.token_ids] for c in completions]
-    return texts, [len(c.prompt_token_ids) for c in completions]
-
-
-def bits(completions: list[Completion]) -> list[tuple]:
-    """Ids, log-probability bits and likeliest tokens."""
-    return [(c.token_ids, np.asarray(c.logprobs, np.float32).tobytes(), c.top_logprobs) for c in completions]
-
-
-def test_scores_have_the_bits_of_generation_in_any_batch_and_order(written, one_row, three_rows, eight_rows):
-    texts, starts = texts_of(written)
-    for engine in (one_row, three_rows, eight_rows):
-        scored = engine.score(texts, starts)
-        assert bits(scored) == bits(written)
-        assert bits(engine.score(texts[::-1], starts[::-1]))[::-1] == bits(written)
-        assert {c.finish_reason for c in scored} == {"given"}
-        assert [c.index for c in scored] == [0] * len(texts)
-        assert engine.num_pages_held == 0
-        assert not engine.has_work
+from tests.engine.byte_model import broken_params, make_engine, without_tokenizer
+from tests.engine.scored import PROMPTS, SAMPLING, SCORE, bits, texts_of
 
 
 def test_stop_string_does_not_end_a_text_that_is_given(three_rows):
@@ -51,16 +19,6 @@ def test_stop_string_does_not_end_a_text_that_is_given(three_rows):
     for given, expected in zip(three_rows.score(texts, 2, SamplingParams(logprobs=1, stop=["de", "z"])), plain, strict=True):
         assert (given.text, given.finish_reason, given.token_ids) == (expected.text, "given", expected.token_ids)
     assert [c.text for c in plain] == ["cdefg", "z"]
-
-
-def test_scores_differ_from_ordinary_generation_somewhere(one_row, eight_rows):
-    """The inverse control: what no pass verified has other bits."""
-    unverified = [ordinary(sampling) for sampling in SAMPLING]
-    differs = []
-    for engine in (one_row, eight_rows):
-        completions = engine.generate(PROMPTS, unverified)
-        differs.append(bits(engine.score(*texts_of(completions))) != bits(completions))
-    assert any(differs)
 
 
 def test_whole_texts_are_scored_as_the_functional_core_does(written, model, three_rows):

@@ -107,6 +107,16 @@ def partly_right(shape: Shape, requests: Sequence[Request]) -> DraftParams:
     return recorded(shape, each)
 
 
+def scatter_and_poison(state: GenState, rng: np.random.Generator, poison: bool) -> GenState:
+    """Hands the pages out in another order, and leaves large numbers in every slot."""
+    pages = state.cache.page_table.size
+    table = 1 + rng.permutation(pages).reshape(state.cache.page_table.shape).astype(np.int32)
+    cache = state.cache.replace(page_table=jnp.asarray(table))
+    if poison:
+        cache = cache.replace(pools=poisoned(cache.pools, rng))
+    return state.replace(cache=cache)
+
+
 def poisoned(pools: tuple[KV, ...], rng: np.random.Generator) -> tuple[KV, ...]:
     """Finite numbers of both signs and all sizes up to 1e30 in place of all keys and values."""
     keys, values = (_poisoned(each, rng) for each in zip(*pools, strict=True))

@@ -6,8 +6,7 @@ import pytest
 from detspec.model.dense import with_fields
 from detspec.sampling_params import SamplingParams
 from tests.fakes import FAMILY_CFGS, Request, recorded
-from tests.generation.one_at_a_time import KERNELS, generate_all, one_at_a_time, results
-from tests.generation.test_determinism import scatter_and_poison
+from tests.generation.one_at_a_time import KERNELS, generate_all, one_at_a_time, results, scatter_and_poison
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
 from tests.shelf import TABLE
 

@@ -1,7 +1,6 @@
-"""Requests among others: how good the drafts are, which stop early, in which order they stand, how large the crowd is."""
+"""Requests among others: how good the drafts are, which stop early, in which order they stand."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -9,19 +8,9 @@ import pytest
 from detspec.state import LENGTH, STOP
 from tests.fakes import Request, recorded
 from tests.generation.one_at_a_time import FIXED, MAX_NEW, V, believed, generate_all, one_at_a_time, partly_right, results
-from tests.shelf import CROWD, MANY, Shape
+from tests.shelf import MANY
 
 pytestmark = pytest.mark.optimised
-
-# Without logits processing, half of a program, which changes nothing here.
-CROWDED = [Request(r.prompt, dataclasses.replace(r.sampling, max_tokens=8, top_k=0, top_p=1.0, min_p=0.0)) for r in FIXED]
-
-
-def first_of_a_crowd(shape: Shape, *, deterministic: bool) -> tuple:
-    """The result of `CROWDED[0]` in a batch with others."""
-    crowd = [Request(r.prompt, dataclasses.replace(r.sampling, deterministic=deterministic)) for r in CROWDED]
-    crowd = list(itertools.islice(itertools.cycle(crowd), shape.batch))
-    return results(generate_all(shape, crowd, source="self", spoil=lambda state: state.with_processing(False)))[0]
 
 
 def test_references_hold_varied_texts():
@@ -78,23 +67,6 @@ def test_order_of_requests_permutes_the_results():
     permuted = generate_all(MANY, [FIXED[i] for i in order], source="recorded", told=(tokens[order], length[order]))
     assert results(permuted) == [straight[i] for i in order]
     assert len(set(straight)) == len(straight)  # else any order would do
-
-
-# Inverse control ------------------------------------------------------------------------------------------------------------
-
-
-def test_deterministic_request_in_a_crowd_keeps_its_bits():
-    assert first_of_a_crowd(CROWD, deterministic=True) == one_at_a_time(CROWDED[0], CROWD)
-
-
-def test_ordinary_request_in_crowds_of_other_sizes_gets_other_bits():
-    """The reason for verification. Which sizes and dtypes differ depends on the device and on jax's version."""
-    for shape in (CROWD, CROWD.with_dtype("bfloat16")):
-        alone = first_of_a_crowd(shape._replace(batch=1), deterministic=False)
-        for batch in (64, 16, 2):
-            if first_of_a_crowd(shape._replace(batch=batch), deterministic=False)[1] != alone[1]:
-                return
-    pytest.fail("the ordinary path gave equal bits in every batch: the comparisons of this file show nothing here")
 
 
 # What a device certifies ----------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""The JSONL job: bytes that do not depend on the batch, on shards, or on how often the job was killed."""
+"""The JSONL job: its files, how it ends early and goes on, what it refuses and never overwrites."""
 
 import contextlib
 import dataclasses
 import io
 import json
-import random
 import resource
 import signal
 from pathlib import Path
@@ -22,76 +21,31 @@ from detspec.jobs import output
 from detspec.jobs.dry_run import plan_job
 from detspec.jobs.files import journal_path, shard_path, sibling
 from detspec.jobs.generation import StopSignals
-from detspec.jobs.job import JobResult, Unfinished, run_job, stream_job
+from detspec.jobs.job import Unfinished, stream_job
 from detspec.jobs.journal import open_journal
 from detspec.jobs.lines import completion_line, parse_line, parse_request, reject_line
 from detspec.jobs.manifest import job_header
 from detspec.jobs.merge import merge
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 from detspec.progress import Progress
-from detspec.sampling_params import SamplingParams
-from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
-
-DEFAULTS = SamplingParams(max_tokens=8)
-
-
-def line(**keys: object) -> bytes:
-    return json.dumps(keys).encode()
-
-
-def some_lines(*, deterministic: bool = True) -> list[bytes]:
-    """Eight requests, a text among them, with sampling parameters of their own."""
-    lines = [line(id="text", prompt="def f(x):\n    return 'é'"), line(id="default", prompt_token_ids=[1, 2, 3])]
-    for i, (prompt, sampling) in enumerate(zip(some_prompts(6), some_sampling(6), strict=True)):
-        chosen = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "seed": i}
-        lines.append(line(id=f"r{i}", prompt_token_ids=prompt, sampling={**chosen, "deterministic": deterministic}))
-    return lines
+from tests.engine.byte_model import SCHEDULE, broken_params, some_sampling, without_tokenizer
+from tests.jobs.small_job import (
+    DEFAULTS,
+    WHOLE,
+    Crash,
+    by_id,
+    crash_after,
+    job,
+    line,
+    names,
+    some_lines,
+    some_lines_and_bad_ones,
+    start,
+)
 
 
-def start(
-    engine: Engine,
-    lines: list[bytes],
-    out: Path,
-    *,
-    defaults=DEFAULTS,
-    shard=UNSHARDED,
-    on_error="stop",
-    created=None,
-    **keywords,
-) -> JobResult:
-    """Starts a job, which may end early."""
-    source = out.parent / "in.jsonl"
-    if not source.exists() or source.read_bytes() != b"\n".join(lines):
-        source.write_bytes(b"\n".join(lines))
-    with Prompts(str(source)) as prompts:
-        return run_job(engine, JobSpec(prompts, defaults, shard, on_error, created=created), out, **keywords)
-
-
-def job(engine: Engine, lines: list[bytes], out: Path, **keywords) -> list[bytes]:
-    """The output of a job, done anew."""
-    start(engine, lines, out, fresh=True, **keywords)
-    return out.read_bytes().splitlines()
-
-
-def by_id(lines: list[bytes]) -> dict[str, bytes]:
-    return {json.loads(text)["id"]: text for text in lines}
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-WHOLE = ["in.jsonl", "out.jsonl", "out.manifest.json", "out.stats.json"]
-
-
-@pytest.fixture(scope="module")
-def reference(one_row, tmp_path_factory) -> list[bytes]:
-    """The output of one row at a time."""
-    return job(one_row, some_lines(), tmp_path_factory.mktemp("job") / "out.jsonl")
-
-
-def test_output_has_the_order_and_the_keys_it_promises(reference):
-    found = [json.loads(text) for text in reference]
+def test_output_has_the_order_and_the_keys_it_promises(job_alone):
+    found = [json.loads(text) for text in job_alone]
     assert [entry["id"] for entry in found] == [json.loads(text)["id"] for text in some_lines()]
     keys = ["id", "token_ids", "text", "logprobs", "finish_reason", "prompt_len", "digest"]
     assert all(list(entry) == keys for entry in found)
@@ -114,19 +68,6 @@ def test_conversation_is_rendered_and_continued(one_row, monkeypatch):
         read(line(id="text", messages=[]))
 
 
-def test_output_is_the_same_bytes_on_more_rows(three_rows, reference, tmp_path):
-    assert job(three_rows, some_lines(), tmp_path / "out.jsonl") == reference
-
-
-@pytest.mark.parametrize("engine_name", ["one_row", "three_rows"])
-def test_output_of_shuffled_input_is_the_same_bytes_by_id(engine_name, reference, tmp_path, request):
-    lines = some_lines()
-    random.Random(3).shuffle(lines)
-    found = job(request.getfixturevalue(engine_name), lines, tmp_path / "out.jsonl")
-    assert by_id(found) == by_id(reference)
-    assert found != reference
-
-
 def test_ids_are_integers_or_numbers_of_lines_where_there_are_none(three_rows, tmp_path):
     prompts = ["def f", "x = 1", "for", "while"]
     asked = [{"id": 7, "prompt": prompts[0]}, {"prompt": prompts[1]}, {"id": None, "prompt": prompts[2]}]
@@ -137,12 +78,6 @@ def test_ids_are_integers_or_numbers_of_lines_where_there_are_none(three_rows, t
         job(three_rows, [line(**each) for each in (*asked[:2], {"id": "7", "prompt": "x"})], tmp_path / "again.jsonl")
     with pytest.raises(InputError, match="line 3: id '1' was already used on line 2"):
         job(three_rows, [line(**each) for each in (*asked[:2], {"id": 1, "prompt": "x"})], tmp_path / "again.jsonl")
-
-
-def test_output_of_ordinary_requests_differs_between_row_counts(one_row, three_rows, tmp_path):
-    """The inverse control."""
-    found = [job(engine, some_lines(deterministic=False), tmp_path / "out.jsonl") for engine in (one_row, three_rows)]
-    assert found[0] != found[1]
 
 
 def test_job_of_ordinary_requests_certifies_nothing_until_one_is_not(one_row, tmp_path):
@@ -156,9 +91,9 @@ def test_job_of_ordinary_requests_certifies_nothing_until_one_is_not(one_row, tm
     assert len(engine.certificates) > 1
 
 
-def test_logprobs_in_the_output_keep_every_bit(one_row, reference):
+def test_logprobs_in_the_output_keep_every_bit(one_row, job_alone):
     completions = one_row.generate([[1, 2, 3]], DEFAULTS)
-    written = json.loads(reference[1])["logprobs"]
+    written = json.loads(job_alone[1])["logprobs"]
     assert np.asarray(written, np.float32).tobytes() == np.asarray(completions[0].logprobs, np.float32).tobytes()
     assert json.loads(completion_line(completions[0], 1))["logprobs"] == written
 
@@ -218,65 +153,16 @@ def test_request_with_logits_that_are_no_numbers_ends_in_error_and_spares_the_ot
     assert (result.stats, result.num_failed) == ({}, 2)  # complete already, and still not a success
 
 
-def test_stream_gives_the_same_bytes_and_leaves_nothing(three_rows, reference, tmp_path):
+def test_stream_gives_the_same_bytes_and_leaves_nothing(three_rows, job_alone, tmp_path):
     (tmp_path / "in.jsonl").write_bytes(b"\n".join(some_lines()))
     file = io.BytesIO()
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:
         stream_job(three_rows, JobSpec(prompts, DEFAULTS), file)
-    assert file.getvalue().splitlines() == reference
+    assert file.getvalue().splitlines() == job_alone
     assert names(tmp_path) == ["in.jsonl"]
 
 
 # Ended early, and started again ---------------------------------------------------------------------------------------------
-
-
-class Crash(Exception):
-    """Stands for whatever ends a process."""
-
-
-def crash_after(monkeypatch, number: int) -> None:
-    """Every start of a job crashes at the end of a segment once `number` completions are out, before those of that segment.
-
-    How many segments there are depends on measured times; of eight requests on three rows the last one brings three at most.
-    """
-    count = {"out": 0}
-    stage, finished, shown = Progress.stage, Progress.finished, Progress.segment
-
-    def restart(self, *args, **keywords):
-        count["out"] = 0
-        stage(self, *args, **keywords)
-
-    def counted(self, *args):
-        count["out"] += 1
-        finished(self, *args)
-
-    def crash(self, *args, **keywords):
-        if count["out"] >= number:
-            raise Crash
-        shown(self, *args, **keywords)
-
-    monkeypatch.setattr(Progress, "stage", restart)
-    monkeypatch.setattr(Progress, "finished", counted)
-    monkeypatch.setattr(Progress, "segment", crash)
-
-
-@pytest.mark.parametrize(("engine_name", "number"), [("one_row", 1), ("one_row", 4), ("three_rows", 1), ("three_rows", 3)])
-def test_job_that_crashes_again_and_again_gives_the_same_bytes(engine_name, number, reference, tmp_path, monkeypatch, request):
-    engine = request.getfixturevalue(engine_name)
-    crash_after(monkeypatch, number)
-    kept = [0]
-    for _ in range(9):
-        try:
-            result = start(engine, some_lines(), tmp_path / "out.jsonl")
-            break
-        except Crash:
-            assert not (tmp_path / "out.jsonl").exists()
-            kept.append(journal_path(tmp_path / "out.jsonl").read_bytes().count(b"\n") - 1)
-            assert kept[-1] > kept[-2]
-    assert (tmp_path / "out.jsonl").read_bytes().splitlines() == reference
-    assert result.stats["num_resumed"] == kept[-1] > 0
-    assert result.stats["num_tokens"] == sum(len(json.loads(text)["token_ids"]) for text in reference)
-    assert names(tmp_path) == WHOLE
 
 
 def test_resumed_job_counts_its_tokens_apart_and_no_sample_twice(one_row, tmp_path, monkeypatch):
@@ -304,9 +190,7 @@ def test_resumed_job_counts_its_tokens_apart_and_no_sample_twice(one_row, tmp_pa
     assert stats["last_start"]["num_tokens"] == stats["last_start"]["num_verify_passes"] == 8 * (5 - stats["num_resumed"])
 
 
-def test_job_resumes_on_another_number_of_rows_and_refuses_other_sampling(
-    one_row, three_rows, reference, tmp_path, monkeypatch
-):
+def test_job_that_goes_on_with_other_sampling_or_other_prompts_is_refused(one_row, three_rows, tmp_path, monkeypatch):
     out = tmp_path / "out.jsonl"
     crash_after(monkeypatch, 3)
     with pytest.raises(Crash):
@@ -317,12 +201,9 @@ def test_job_resumes_on_another_number_of_rows_and_refuses_other_sampling(
         start(three_rows, some_lines(), out, defaults=other)
     with pytest.raises(InputError, match="another job: prompts: journal has"):
         start(three_rows, some_lines()[:4], out)
-    result = start(three_rows, some_lines(), out)
-    assert result.stats["num_resumed"] > 0
-    assert out.read_bytes().splitlines() == reference
     sampled = dataclasses.replace(DEFAULTS, temperature=1.0)
     found = [job(three_rows, some_lines()[:2], out, defaults=dataclasses.replace(sampled, seed=seed)) for seed in (0, 1)]
-    assert found[0] != found[1]  # the inverse control
+    assert found[0] != found[1]  # other sampling is another job
 
 
 def test_job_that_is_complete_is_left_as_it_is(three_rows, tmp_path, monkeypatch):
@@ -492,7 +373,7 @@ def test_job_killed_before_its_last_act_removes_the_journal_when_started_again(t
     assert names(tmp_path) == WHOLE
 
 
-def test_signal_ends_the_job_after_its_segment_and_the_same_command_resumes(three_rows, reference, tmp_path, monkeypatch):
+def test_signal_ends_the_job_after_its_segment_and_the_same_command_resumes(three_rows, job_alone, tmp_path, monkeypatch):
     shown = Progress.segment
 
     def send(self, *args, **keywords):
@@ -507,7 +388,7 @@ def test_signal_ends_the_job_after_its_segment_and_the_same_command_resumes(thre
     kept = journal_path(tmp_path / "out.jsonl").read_bytes().count(b"\n") - 1
     assert f"stopped by SIGTERM: {kept} of 8 completions are kept in {tmp_path}/out.jsonl.journal" in str(caught.value)
     assert start(three_rows, some_lines(), tmp_path / "out.jsonl").stats["num_resumed"] == kept > 0
-    assert (tmp_path / "out.jsonl").read_bytes().splitlines() == reference
+    assert (tmp_path / "out.jsonl").read_bytes().splitlines() == job_alone
 
 
 @contextlib.contextmanager
@@ -523,7 +404,7 @@ def full_disk(num_bytes: int):
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_full_disk_ends_the_job_and_nothing_finished_is_lost(three_rows, reference, tmp_path, monkeypatch):
+def test_full_disk_ends_the_job_and_nothing_finished_is_lost(three_rows, job_alone, tmp_path, monkeypatch):
     out = tmp_path / "out.jsonl"
     with full_disk(4000), pytest.raises(Unfinished) as caught:
         start(three_rows, some_lines(), out)
@@ -544,10 +425,10 @@ def test_full_disk_ends_the_job_and_nothing_finished_is_lost(three_rows, referen
     assert names(tmp_path) == ["in.jsonl", "out.jsonl.journal"]
     monkeypatch.undo()
     assert start(three_rows, some_lines(), out).stats["num_resumed"] == 8
-    assert out.read_bytes().splitlines() == reference
+    assert out.read_bytes().splitlines() == job_alone
 
 
-def test_what_a_kill_left_of_new_files_is_gone_after_the_next_start(three_rows, reference, tmp_path, monkeypatch):
+def test_what_a_kill_left_of_new_files_is_gone_after_the_next_start(three_rows, job_alone, tmp_path, monkeypatch):
     with monkeypatch.context() as killed:
         killed.setattr(Path, "unlink", lambda *_, **__: None)  # a process that is killed deletes nothing
         killed.setattr(output, "pretty_json", lambda _: 1 / 0)
@@ -558,25 +439,20 @@ def test_what_a_kill_left_of_new_files_is_gone_after_the_next_start(three_rows, 
     assert len(names(tmp_path)) == len(["in.jsonl", "out.jsonl.journal", theirs.name]) + 3
     start(three_rows, some_lines(), tmp_path / "out.jsonl")
     assert names(tmp_path) == sorted([*WHOLE, theirs.name])
-    assert (tmp_path / "out.jsonl").read_bytes().splitlines() == reference
+    assert (tmp_path / "out.jsonl").read_bytes().splitlines() == job_alone
 
 
 # Lines that are rejected, shards, plans -------------------------------------------------------------------------------------
 
 
-def some_lines_and_bad_ones() -> list[bytes]:
-    lines = some_lines()
-    return [lines[0], b"{", *lines[1:6], line(id="long", prompt_token_ids=[1] * 60), b"", lines[2], *lines[6:]]
-
-
-def test_rejected_lines_lie_beside_the_output_and_change_nothing_else(three_rows, reference, tmp_path):
+def test_rejected_lines_lie_beside_the_output_and_change_nothing_else(three_rows, job_alone, tmp_path):
     out = tmp_path / "out.jsonl"
     with pytest.raises(InputError, match="line 2: is not JSON"):
         start(three_rows, some_lines_and_bad_ones(), out)
     assert "out.jsonl" not in names(tmp_path)
     result = start(three_rows, some_lines_and_bad_ones(), out, on_error="reject", fresh=True)
     assert result.num_rejected == result.stats["num_rejected"] == 3
-    assert out.read_bytes().splitlines() == reference
+    assert out.read_bytes().splitlines() == job_alone
     rejected = [json.loads(text) for text in sibling(out, "rejects").read_bytes().splitlines()]
     assert [entry["line"] for entry in rejected] == [2, 8, 10]
     again = start(three_rows, some_lines_and_bad_ones(), out, on_error="reject")
@@ -585,28 +461,13 @@ def test_rejected_lines_lie_beside_the_output_and_change_nothing_else(three_rows
     assert not sibling(out, "rejects").exists()
 
 
-def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
+def test_shards_that_do_not_belong_together_are_not_merged(three_rows, tmp_path):
     out, single = tmp_path / "out.jsonl", tmp_path / "single.jsonl"
     start(three_rows, some_lines_and_bad_ones(), single, on_error="reject")
     paths = [shard_path(out, index, 4) for index in range(4)]
-    for index in (2, 0, 3, 1):
-        start(three_rows, some_lines_and_bad_ones(), paths[index], on_error="reject", shard=(index, 4))
-    expected = {what: sibling(single, what).read_bytes() for what in ("manifest", "rejects")}
-    for shards in ((), paths[::-1]):
-        stats = merge(out, shards)
-        assert out.read_bytes() == single.read_bytes()
-        assert {what: sibling(out, what).read_bytes() for what in expected} == expected
-    whole = json.loads(sibling(single, "stats").read_text())
-    names_of_facts = ("num_requests", "num_rejected", "num_prompt_tokens", "num_tokens", "num_failed")
-    assert {name: stats[name] for name in names_of_facts} == {name: whole[name] for name in names_of_facts}
-    assert stats["num_shards"] == 4
-    parts = [json.loads(sibling(path, "stats").read_text())["last_start"] for path in paths]
-    assert stats["last_start"]["num_tokens"] == stats["num_tokens"]
-    assert stats["last_start"]["num_verify_passes"] == sum(part["num_verify_passes"] for part in parts) > 0
-    assert stats == json.loads(sibling(out, "stats").read_text())
-    for path in (*paths, *(sibling(path, "manifest") for path in paths)):
-        assert path.exists()  # merging leaves the shards
-
+    for index, path in enumerate(paths):
+        start(three_rows, some_lines_and_bad_ones(), path, on_error="reject", shard=(index, 4))
+    merge(out)
     out.write_text("mine")
     with pytest.raises(InputError, match=r"out\.jsonl was changed since its job wrote it"):
         merge(out)

@@ -18,8 +18,8 @@ from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.records import parse_record
 from detspec.jobs.tables import open_prompts
 from detspec.sampling_params import SamplingParams
+from tests.jobs.audited import read_lines, write_lines
 from tests.jobs.paced import PacedEngine
-from tests.jobs.test_audit import read_lines, write_lines
 
 DEFAULTS = SamplingParams(max_tokens=4)
 CARRIED = [

@@ -11,7 +11,8 @@ from detspec.mesh import make_mesh, param_specs, put
 from tests.fakes import random_model
 
 NUM_DEVICES = 8
-collect_ignore_glob = [] if os.environ.get("JAX_NUM_CPU_DEVICES") == str(NUM_DEVICES) else ["*.py"]
+HAS_DEVICES = os.environ.get("JAX_NUM_CPU_DEVICES") == str(NUM_DEVICES)
+collect_ignore_glob = [] if HAS_DEVICES else ["*.py"]
 
 
 def model_on(cfg: ModelConfig, num_chips: int) -> Model:

@@ -16,9 +16,10 @@ from detspec.mesh import fitting_chips, make_mesh, param_shardings, place_of
 from detspec.model.dense import with_fields
 from detspec.model.params import params_bytes
 from detspec.riders.rider import Rider
+from detspec.sampling_params import SamplingParams
 from tests.fakes import random_model
 from tests.mesh.conftest import model_on
-from tests.mesh.shapes import CFG
+from tests.mesh.shapes import CFG, engine_on, facts
 
 SMALL = EngineConfig(max_requests=2, max_len=64, compile_cache=False)
 
@@ -108,3 +109,16 @@ def test_chips_that_have_no_names_are_one():
     spec = jax.sharding.PartitionSpec("batch")
     jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))(np.arange(4))
     assert seen == [1]
+
+
+def test_new_weights_go_where_the_old_ones_lie():
+    changed = jax.tree.map(lambda leaf: leaf * 2, random_model(CFG))
+    asked = [[1, 2, 3]], SamplingParams(max_tokens=8)
+    found = []
+    for num_chips in (1, 4):
+        engine = engine_on(model_on(CFG, num_chips))
+        before = engine.generate(*asked)
+        engine.update_params(changed)
+        found.append([facts(one) for one in (*before, *engine.generate(*asked))])
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]

@@ -1,4 +1,4 @@
-"""Trains on 1, 2, 4 and 8 CPU devices of one process and prints SHA-256 sums as JSON, for `test_data_parallel.py`.
+"""Trains on 1, 2, 4 and 8 CPU devices of one process and prints SHA-256 sums as JSON, for `tests/promises/test_training.py`.
 
 Run as `JAX_NUM_CPU_DEVICES=8 python eight_chips.py WORKDIR CONFIG`.
 """

@@ -10,7 +10,7 @@ import pytest
 from detspec.checkpoint.load import load
 from detspec.train.experiment import load_config
 from detspec.train.run import read_log, train
-from tests.train.test_run import run_until_killed
+from tests.train.small_runs import run_until_killed
 
 CONFIG = """
 from detspec.config import ModelConfig, ThinkingConfig

@@ -1,6 +1,7 @@
-"""The contract: committed tokens and the bits of their log-probabilities do not depend on how, where or among which others.
+"""Bits of a request do not depend on the draft: its source, how good it is, how the row budget is cut into windows.
 
-Everything about a batch is drawn; its inverse control is in test_neighbours.py.
+Everything about a batch is drawn, the drafts among it, and compared with one token at a time. The controls leave out
+verification, so that wrong drafts become the text, and the rows that fill up a window of one row.
 """
 
 import dataclasses
@@ -9,17 +10,35 @@ from functools import partial
 
 import hypothesis
 import hypothesis.strategies as st
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
+from detspec import score
+from detspec.checkpoint.load import Model
+from detspec.draft.draft_model import draft_model
+from detspec.draft.source import Drafter
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.model.dense import with_fields
+from detspec.model.params import init_params
+from detspec.ops.attention import reference
 from detspec.sampling_params import SamplingParams
-from detspec.state import GenState
-from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request, recorded
-from tests.generation.one_at_a_time import MAX_NEW, PROCESSING, V, believed, generate_all, one_at_a_time, poisoned, results
+from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
+from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request, bits, random_model, recorded
+from tests.generation.one_at_a_time import (
+    FIXED,
+    MAX_NEW,
+    PROCESSING,
+    V,
+    believed,
+    generate_all,
+    one_at_a_time,
+    partly_right,
+    results,
+    scatter_and_poison,
+)
 from tests.shelf import FEW, MANY, PAGE_WIDE, Shape
-
-pytestmark = pytest.mark.optimised
 
 MAX_PROMPT = 20
 
@@ -85,16 +104,6 @@ def check_theorem(data: st.DataObject, shape: Shape, source: str, seen: Counter)
             seen["accepted"] += int(state.counters.num_accepted_draft_tokens[b])
 
 
-def scatter_and_poison(state: GenState, rng: np.random.Generator, poison: bool) -> GenState:
-    """Hands the pages out in another order, and leaves large numbers in every slot."""
-    pages = state.cache.page_table.size
-    table = 1 + rng.permutation(pages).reshape(state.cache.page_table.shape).astype(np.int32)
-    cache = state.cache.replace(page_table=jnp.asarray(table))
-    if poison:
-        cache = cache.replace(pools=poisoned(cache.pools, rng))
-    return state.replace(cache=cache)
-
-
 # Only these three have the rotary scaling of Llama 3, one KV head under a sliding window, and a bias of o.
 SWEPT = ("llama", "mistral", "qwen3")
 
@@ -113,11 +122,13 @@ def check_examples(shape: Shape, source: str, max_examples: int) -> None:
     assert seen["accepted"] >= 1
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", CASES)
 def test_committed_bits_for_any_draft_neighbours_and_places_equal_one_token_at_a_time(name):
     check_examples(*CASES[name], max_examples=10)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=pytest.mark.sweep if name in SWEPT else pytest.mark.slow) for name in (*FAMILY_CFGS, "alibi")],
@@ -128,6 +139,56 @@ def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
     check_examples(FEW._replace(cfg=cfg), "recorded", max_examples=6)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", ["few-recorded", pytest.param("many-float32-both", marks=pytest.mark.sweep)])
 def test_committed_bits_with_aligned_windows_equal_one_token_at_a_time_of_the_same_window(name):
     check_examples(*ALIGNED_CASES[name], max_examples=10)
+
+
+@pytest.mark.optimised
+def test_control_unverified_requests_take_wrong_drafts_for_their_text():
+    shape, source = CASES["page-recorded"]
+    told = partly_right(shape, FIXED)
+    expected = [one_at_a_time(request, shape) for request in FIXED]
+    for deterministic in (True, False):
+        asked = [Request(r.prompt, dataclasses.replace(r.sampling, deterministic=deterministic)) for r in FIXED]
+        found = results(generate_all(shape, asked, source=source, told=told, wide_cost=0.0))
+        assert [a == b for a, b in zip(found, expected, strict=True)] == [deterministic] * len(FIXED)
+
+
+def scored_in_windows(window: int, max_len: int) -> list[list[int]]:
+    """The bits that the canonical pass gives three texts; each query head has keys of its own."""
+    cfg = with_fields(FEW.cfg, num_kv_heads=4)
+    texts = [np.random.default_rng(i).integers(0, V, 46).tolist() for i in range(3)]
+    schedule = FEW.schedule.with_budget(FEW.schedule.budget.rows, window)
+    return [bits(x).tolist() for x in score(random_model(cfg), cfg, texts, schedule=schedule, max_len=max_len)]
+
+
+@pytest.mark.optimised
+def test_windows_of_one_row_and_of_four_have_the_same_bits():
+    assert scored_in_windows(1, FEW.length) == scored_in_windows(4, FEW.length)
+
+
+@pytest.mark.optimised
+def test_control_windows_of_one_row_that_are_not_filled_up_have_other_bits(monkeypatch):
+    """Products of a single row have a code path of their own, on the CPU as elsewhere."""
+    monkeypatch.setattr(reference, "MIN_TILE_ROWS", 1)
+    max_len = FEW.length - 1  # no program of another test has this length
+    assert scored_in_windows(1, max_len) != scored_in_windows(4, max_len)
+
+
+def engine_with(drafter: Drafter, model: Model) -> Engine:
+    config = EngineConfig(max_requests=3, max_len=64, method="model", num_speculative_tokens=3, schedule=SCHEDULE, num_pages=6)
+    return Engine(model, config, drafters={"model": drafter})
+
+
+@pytest.mark.parametrize(("weights", "most", "least"), [("own", 1.0, 0.9), ("other", 0.5, 0.0)])
+def test_draft_model_in_the_engine_changes_no_bit_and_its_weights_decide_what_is_accepted(weights, most, least, model, one_row):
+    """Three places and pages for two of them: sequences are preempted, and others enter their places."""
+    params = byte_params() if weights == "own" else init_params(BYTE_CFG, jax.random.key(5))
+    engine = engine_with(draft_model(dataclasses.replace(model, params=params), target=model), model)
+    sampling = [dataclasses.replace(each, max_tokens=34) for each in some_sampling()]
+    found = engine.generate(some_prompts(), sampling)
+    assert [facts(c) for c in found] == [facts(c) for c in one_row.generate(some_prompts(), sampling)]
+    assert least <= engine.stats.draft_acceptance_rate <= most
+    assert engine.num_preemptions > 0

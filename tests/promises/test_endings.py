@@ -1,8 +1,8 @@
-"""Texts end where their tokens say: whole, streamed, in segments, next to others, in jobs, resumed, in audits.
+"""A text ends where its tokens say, whenever the host looks: whole, streamed, in segments, in jobs, resumed, in audits.
 
-The device says tokens at random, parts of characters among them. What should come out is worked out from the definition: the
-first `n` tokens whose settled text holds a stop string, where the settled text is what an incremental decoder gives for their
-bytes.
+The device says tokens at random, parts of characters among them. The end is worked out from the definition: the first `n`
+tokens whose settled text holds a stop string, where the settled text is what an incremental decoder gives for their bytes. The
+controls look for stop strings once in all new tokens, or by bisection in the text of a library, and not after each token.
 """
 
 import codecs
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import random
 import zlib
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,7 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Replay, Request
+from detspec.engine.sequence import GrowingText
 from detspec.jobs.difference import difference_of
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
@@ -150,6 +152,18 @@ def test_text_ends_there_whenever_the_host_looks(requests, alone, model, steps, 
         assert {id: "".join(texts) for id, texts in pieces.items()} == {id: c.text for id, c in alone.items()}
 
 
+def test_control_stop_strings_that_are_looked_for_once_a_segment_end_texts_elsewhere(requests, model, monkeypatch):
+    def read(text: GrowingText, tokens: Sequence[int]) -> None:
+        known = len(text.text)
+        text.text += text._detokenizer.read(tokens)
+        text.num_tokens += len(tokens)
+        text._look(known)
+
+    monkeypatch.setattr(GrowingText, "read", read)
+    found = [ended(make(model, 3, steps), requests, ())[0] for steps in (1, 7)]
+    assert {id: facts(c) for id, c in found[0].items()} != {id: facts(c) for id, c in found[1].items()}
+
+
 def write_job(requests, path) -> None:
     lines = []
     for request in requests:
@@ -231,7 +245,7 @@ def test_audit_finds_a_text_that_should_have_ended_elsewhere(requests, alone, mo
 
 
 def bisected(decode, ids, stop) -> int | None:
-    """The fewest of `ids` that hold a string of `stop`, by bisection, as if more tokens only added to a text: the control."""
+    """The fewest of `ids` that hold a string of `stop`, by bisection, as if more tokens only added to a text."""
     holds = [any(string in decode(ids[:n]) for string in stop) for n in range(len(ids) + 1)]
     if not holds[-1]:
         return None
@@ -248,8 +262,8 @@ def looked_at(find, ids, every: int) -> int | None:
     return next((n for n in found if n is not None), None)
 
 
-def test_bisection_in_the_library_s_text_depends_on_when_it_looks(kind, model):
-    """The control: broken characters take whole ones along, and give them back."""
+def test_control_bisection_in_the_library_s_text_depends_on_when_it_looks(kind, model):
+    """Broken characters take whole ones along, and give them back."""
     decode = small_library(kind).decode
     num_different = 0
     for first in range(1, model.cfg.vocab_size):

@@ -1,0 +1,95 @@
+"""Bits of a request do not depend on shared prefixes, preemption, or neighbours that are aborted.
+
+The controls take one safeguard away each. Without verification, a request gets other bits in such company. With keys that do
+not name the tokens, pages are shared that hold another text. A preempted request that is not caught up with reads empty pages.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from detspec.engine.engine import Engine
+from detspec.riders.counters import Stats
+from detspec.riders.rider import Entry
+from detspec.sampling_params import SamplingParams
+from tests.engine.byte_model import facts, make_engine, ordinary
+from tests.engine.mixed_requests import SHUFFLED, mixed_requests, run
+
+
+@contextlib.contextmanager
+def few_pages(engine: Engine, number: int) -> Iterator[Engine]:
+    """The engine with so many of its pages; the others are taken."""
+    pool = engine.replicas[0].pool
+    taken = [pool.allocate() for _ in range(engine.num_pages - number)]
+    yield engine
+    pool.release(taken)
+
+
+def test_order_and_rows_change_nothing(mixed_alone, three_rows, eight_rows):
+    assert run(eight_rows) == mixed_alone
+    assert run(eight_rows, SHUFFLED) == mixed_alone
+    assert run(three_rows, SHUFFLED[::-1]) == mixed_alone
+
+
+def test_without_prefix_sharing_nothing_changes(mixed_alone, model):
+    assert run(make_engine(model, 3, "self", prefix_sharing=False), SHUFFLED) == mixed_alone
+
+
+def test_too_few_pages_preempt_and_change_nothing(mixed_alone, eight_rows):
+    """Eight rows of up to four pages each, and pages for two of them."""
+    before = eight_rows.num_preemptions
+    with few_pages(eight_rows, 8):
+        assert run(eight_rows, held=24) == mixed_alone
+        assert run(eight_rows, SHUFFLED, held=24) == mixed_alone
+    assert eight_rows.num_preemptions > before
+
+
+def test_abort_gives_pages_back_and_leaves_the_others_their_bits(mixed_alone, model):
+    engine = make_engine(model, 3, "self", segment_steps=4)  # the host looks often enough to abort it in the middle
+    requests = mixed_requests()
+    engine.add(engine.request([3], SamplingParams(max_tokens=60, ignore_eos=True), id="endless"))
+    for i, (prompt, sampling) in enumerate(requests):
+        engine.add(engine.request(prompt, sampling, id=str(i)))
+    completions = []
+    while engine.has_work:
+        completions += [update.completion for update in engine.step() if update.completion]
+        if len(completions) == 1:
+            engine.abort("endless")
+    aborted = [c for c in completions if c.finish_reason == "abort"]
+    assert [c.id for c in aborted] == ["endless"]
+    assert aborted[0].stats.num_verify_passes > 0
+    assert engine.stats == sum((c.stats for c in completions), Stats())
+    (whole,) = engine.generate([[3]], SamplingParams(max_tokens=60, ignore_eos=True))
+    assert 0 < len(aborted[0].token_ids) < 60
+    assert aborted[0].token_ids == whole.token_ids[: len(aborted[0].token_ids)]
+    others = sorted((c for c in completions if c.id != "endless"), key=lambda c: (int(c.id), c.index))
+    assert [(c.id, c.index, *facts(c), c.digest) for c in others] == mixed_alone
+
+
+def test_control_ordinary_requests_in_such_company_get_other_bits(one_row, three_rows, eight_rows):
+    alone = run(one_row, change=ordinary)
+    with few_pages(eight_rows, 8):
+        preempted = run(eight_rows, change=ordinary, held=24)
+    assert any(found != alone for found in (preempted, run(three_rows, change=ordinary)))
+
+
+def test_control_pages_under_keys_without_tokens_give_other_bits(mixed_alone, model, monkeypatch):
+    def numbered(root: bytes, tokens: Sequence[int], page: int) -> list[bytes]:
+        return [root + bytes([number]) for number in range(len(tokens) // page)]
+
+    monkeypatch.setattr("detspec.engine.scheduler.prefix_keys", numbered)
+    assert run(make_engine(model, 3, "self")) != mixed_alone
+
+
+def test_control_preempted_requests_that_are_not_caught_up_with_get_other_bits(mixed_alone, model):
+    engine = make_engine(model, 3, "self")
+    put = engine.device.put
+
+    def as_if_read(entry: Entry) -> Entry:
+        is_resumed = len(entry.tokens) > len(entry.prompt)
+        return entry._replace(length=len(entry.tokens) - 1) if is_resumed else entry
+
+    with few_pages(engine, 4):
+        assert run(engine, held=8) == mixed_alone
+        assert engine.num_preemptions > 0
+        engine.device.put = lambda entries: put([as_if_read(entry) for entry in entries])
+        assert run(engine, held=8) != mixed_alone
