@@ -155,6 +155,7 @@ class Share:
         missing = {number: set(range(counts[number])) for number in self._chunks.numbers(task.chunk) if counts[number]}
         held = _Held(task, () if task.is_check else claims, missing)
         self._held[task] = held
+        self._view.claims[task] = (*claims, Claim(worker, self._journal.end, is_live=True))  # else it would be chosen again
         self._read_others(held)
         self._finish()
         return held

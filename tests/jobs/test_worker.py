@@ -156,6 +156,22 @@ def test_idle_workers_help_a_straggler(tmp_path):
     assert files_of(job.out) == whole(prompts)
 
 
+def test_chunks_of_a_killed_worker_are_taken_together(tmp_path):
+    """Eight requests of 60 tokens are left, for four places at 20 tokens a second: 6 s, not 2 s for each."""
+    lines = [json.dumps({"id": f"r{i}", "prompt_token_ids": [i], "sampling": {"max_tokens": 60}}) for i in range(16)]
+    prompts = tmp_path / "in.jsonl"
+    prompts.write_text("\n".join(lines) + "\n")
+    job = Job(prompts)
+    for name in ("a-1-a", "b-1-a"):
+        job.worker(name, speed=20)
+    job.world.kill("b-1-a", 1.0)
+    ended = job.world.run()
+    assert ended["a-1-a"] <= 6 + 6 + 2
+    job.merged()
+    assert files_of(job.out) == whole(prompts)
+    job.world.bury()
+
+
 def test_worker_that_is_told_to_stop_hands_its_chunks_over_at_once(tmp_path):
     prompts, num_tokens = write_prompts(tmp_path)
     job = Job(prompts)
