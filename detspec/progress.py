@@ -5,7 +5,7 @@ import time
 
 from tqdm import tqdm
 
-from detspec.say import say
+from detspec.say import say, stamped
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -13,10 +13,15 @@ SECONDS_BETWEEN_LINES = 10.0
 class Progress:
     """Counts finished items out of `total`, and generated tokens; a context manager."""
 
-    def __init__(self, total: int, unit: str, *, done: int = 0, shown: bool = True) -> None:
-        """A counter of `total` items, of which `done` were finished before; silent unless `shown`."""
+    def __init__(self, total: int, unit: str, *, done: int = 0, shown: bool = True, worker: str = "") -> None:
+        """A counter of `total` items, of which `done` were finished before; silent unless `shown`.
+
+        Lines of one of several workers begin with the time and the name of the `worker`.
+        """
         self.total = total
         self.unit = unit
+        self._worker = worker
+        self._since = self._waits = ""  # when it began to wait, and the text that says for what
         is_bar = shown and sys.stderr.isatty()
         self._bar = tqdm(total=total, initial=done, unit=f" {unit}", disable=not is_bar, leave=False)
         self._says = shown and not is_bar
@@ -67,7 +72,8 @@ class Progress:
         self.finished(done - self._done)
 
     def finished(self, number: int = 1) -> None:
-        """Counts `number` more items as finished; each item counts once, however often it is done."""
+        """Counts `number` more items as finished, never more than there are; each counts once, however often it is done."""
+        number = min(number, self.total - self._done)
         self._done += number
         self._bar.update(number)
 
@@ -78,9 +84,16 @@ class Progress:
         tok_per_s = self._tokens / max(now - self._began, 1e-9)
         accepted = "" if acceptance is None else f", {acceptance:.1%} accepted"
         state = f"{tok_per_s:,.0f} tok/s, {num_live} live{accepted}"
-        self._bar.set_postfix_str(state)
+        if num_live:
+            self._since = self._waits = ""
+        self._bar.set_postfix_str(self._waits or state)
         if self._says and now - self._said >= SECONDS_BETWEEN_LINES:
-            self._say(f"{self._done} of {self.total} {self.unit}, {state}{self._left(now)}")
+            self._say(f"{self._done} of {self.total} {self.unit}, {self._waits or state + self._left(now)}")
+
+    def waits(self, for_what: str) -> None:
+        """Shows since when it waits, and `for_what`, in place of the speed, until a `segment` has live sequences."""
+        self._since = self._since or time.strftime("%H:%M:%S")
+        self._waits = f"waits since {self._since} for {for_what}"
 
     def _left(self, now: float) -> str:
         """Estimated time for the rest as text; the bar has its own."""
@@ -92,4 +105,4 @@ class Progress:
 
     def _say(self, line: str) -> None:
         self._said = time.perf_counter()
-        say(line)
+        say(stamped(self._worker, line) if self._worker else line)

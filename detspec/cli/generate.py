@@ -20,7 +20,7 @@ from detspec.cli.options import (
     say_model,
 )
 from detspec.errors import InputError
-from detspec.say import say
+from detspec.say import say, stamped
 
 if TYPE_CHECKING:
     from detspec.jobs.generation import StopSignals
@@ -265,7 +265,7 @@ def report(result: "JobResult", out: str, done: str | None = None, *, is_openai:
             say(f"{counts} in {last['generate_s']:.1f} s ({speed}){resumed}")
         else:
             mine = f"{last['num_chunks']} chunks, {stats['num_tokens']} tokens by this worker"
-            say(f"{mine} in {last['generate_s']:.1f} s ({speed})")
+            say(stamped(last["worker"], f"{mine} in {last['generate_s']:.1f} s ({speed})"))
             say(done)
     if result.num_rejected:
         rejects = sibling(Path(out), "rejects")

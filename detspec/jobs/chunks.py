@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ MOST_CHUNKS = 4096  # more would make a folder slow to list
 LEAST_CHUNKS = 256  # if each has a line at least
 MOST_LINES = 16  # lines of a chunk, unless there would be too many chunks
 MOST_LIVE = 3  # workers at one chunk
+MOST_NAMED = 4  # workers that are waited for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,17 @@ def may_check(worker: str, authors: Collection[str], view: View) -> bool:
         return True
     busy = {claim.worker for claims in view.claims.values() for claim in claims}
     return not any(host_of(name) not in hosts for name in view.live - busy)
+
+
+def left_to(view: View, tasks: Collection[ChunkTask], worker: str) -> str:
+    """The chunks of `tasks` that other workers than `worker` have to finish: `3 chunks: 2 at a-1-x, 1 at b-2-y`."""
+    left = [task for task in tasks if task not in view.done]
+    live = [{claim.worker for claim in view.claims.get(task, ()) if claim.is_live} - {"", worker} for task in left]
+    at = Counter(name for names in live for name in names).most_common()
+    parts = [f"{number} at {name}" for name, number in at[:MOST_NAMED]]
+    parts += [f"others at {len(at) - MOST_NAMED} more"] if len(at) > MOST_NAMED else []
+    parts += [f"{free} to be taken"] if (free := live.count(set())) else []
+    return f"{len(left)} chunk{'s' * (len(left) != 1)}: {', '.join(parts)}"
 
 
 def is_to_check(chunk: int, share: float, job: str) -> bool:

@@ -90,7 +90,7 @@ def run_job(
     def what_is_kept() -> str:
         return f"{kept} are kept in {journal_path(out)}, and the same command resumes"
 
-    with unfinished_if_stopped(out, what_is_kept), contextlib.ExitStack() as stack, Progress(0, "requests") as progress:
+    with unfinished_if_stopped(out, what_is_kept), contextlib.ExitStack() as stack, Progress(0, "completions") as progress:
         with refusals_told(engine):
             journal = stack.enter_context(open_journal(journal_path(out), header, fresh=fresh))
         tell(engine, None)
@@ -129,7 +129,7 @@ def stream_job(engine: Engine, spec: JobSpec, file: BinaryIO, *, signals: StopSi
     Of processes that share a mesh, the first alone writes.
     """
     check_same_job(engine, job_header(engine, spec))
-    with Progress(0, "requests", shown=engine.agreement.is_first) as progress:
+    with Progress(0, "completions", shown=engine.agreement.is_first) as progress:
         progress.stage("reading the prompts", at_once=True)
         with read_lines(engine, spec) as reading:
             return _stream(engine, reading, file, progress, signals or StopSignals())
@@ -232,7 +232,7 @@ def follow(engine: Engine, spec: JobSpec, signals: StopSignals) -> Outcome:
         kept = np.unpackbits(content, count=len(found.counts)).astype(bool).tolist()
         num_todo = sum(count for count, is_kept in zip(found.counts, kept, strict=True) if not is_kept)
         work = Workload(reading.todo(lambda number: kept[number - found.first]), reading.reader, num_todo, found.needs)
-        with Progress(num_todo, "requests", shown=False) as progress:
+        with Progress(num_todo, "completions", shown=False) as progress:
             generate(engine, work, pass_over, progress, signals)
     outcome = _told(engine)
     assert outcome is not None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from detspec.engine.engine import Engine
 from detspec.jobs.chunk_folder import ChunkFolder, ChunkTask, Claim
-from detspec.jobs.chunks import ChunkedLines, choose, choose_to_help, is_to_check
+from detspec.jobs.chunks import ChunkedLines, choose, choose_to_help, is_to_check, left_to
 from detspec.jobs.journal import Journal, line_of, sound_lines
 from detspec.jobs.lines import CheckedLine, Output
 from detspec.jobs.prompts import JobSpec
@@ -103,6 +103,7 @@ class Share:
             if held is None:
                 self._finish(at_once=True)
                 if not self._open:
+                    self._progress.waits(left_to(self._view, self._all, self._folder.worker))
                     self._folder.clock.sleep(WAIT_S)
                     self._look(at_once=True)
                 yield None

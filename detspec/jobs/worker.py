@@ -25,6 +25,7 @@ from detspec.jobs.scan import read_lines
 from detspec.jobs.share import Share
 from detspec.progress import Progress
 from detspec.read_json import read_json_object
+from detspec.say import say, stamped
 
 JOB = "job.json"
 REJECTS = "rejects.jsonl"
@@ -72,13 +73,14 @@ def run_worker(
     check_free(out, header, "name another --out, or remove it")
     name = options.name or worker_name()
     folder = ChunkFolder(chunk_folder(out), name, clock=options.clock, stale_s=options.stale_s)
-    rest = f"what is finished is kept in {folder.path}, and other workers go on with the rest"
+    rest = f"what {name} finished is kept in {folder.path}, and other workers go on with the rest"
     with unfinished_if_stopped(folder.path, lambda: rest), contextlib.ExitStack() as stack:
         if options.has_heartbeat:
             stack.enter_context(folder.alive())
         else:
             folder.beat()
-        progress = stack.enter_context(Progress(0, "requests"))
+        say(stamped(name, f"takes chunks in {folder.path}"))
+        progress = stack.enter_context(Progress(0, "completions", worker=name))
         began = time.perf_counter()
         progress.stage("reading the prompts", at_once=True)
         chunks = _obtain(engine, spec, folder, header, options.chunk_lines)
