@@ -143,9 +143,14 @@ def read_sampling_defaults(folder: Path) -> dict[str, float]:
 def find_folder(path: str | Path | None) -> Path:
     """`path`, or where the shipped model of that name lies in the installed package; that of the first if None."""
     path = SHIPPED_MODELS[0] if path is None else path
-    if str(path) not in SHIPPED_MODELS or Path(path).exists():
+    if not is_shipped(path):
         return Path(path)
     return Path(str(importlib.resources.files("detspec") / "assets" / str(path)))
+
+
+def is_shipped(path: str | Path) -> bool:
+    """Whether `path` names a model that comes with the package: there is no such folder."""
+    return str(path) in SHIPPED_MODELS and not Path(path).exists()
 
 
 def find_side_files(path: str | Path | None) -> Path | None:

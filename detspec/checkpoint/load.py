@@ -4,6 +4,7 @@ What reads folders is imported when a folder is read: an engine over weights mad
 """
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder, read_eos_ids, read_sampling_defaults
+from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder, is_shipped, read_eos_ids, read_sampling_defaults
 from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.mesh import make_mesh, param_shardings
 from detspec.model.params import Params, quantized
+from detspec.read_json import read_json_object
 from detspec.say import say
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Model:
             Nothing uses it unasked; empty is greedy.
         special_tokens: texts of special tokens by the names that the folder gives them, such as "bos_token".
         no_tokenizer: text of errors about a model without a tokenizer.
+        source: absolute path of the folder that it was loaded from, or the name of a shipped model; "" if made in memory.
+        family: Hugging Face's `model_type` of that folder; "" in our own folders.
     """
 
     cfg: ModelConfig
@@ -52,6 +56,8 @@ class Model:
     sampling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     special_tokens: dict[str, str] = dataclasses.field(default_factory=dict)
     no_tokenizer: str = "the checkpoint has no tokenizer.json"
+    source: str = ""
+    family: str = ""
 
     @property
     def token_bytes(self) -> "TokenBytes | None":
@@ -110,6 +116,7 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
 
     if weights not in (None, *WEIGHTS):
         raise InputError(f"weights must be one of {WEIGHTS}, or None for those of the folder, got {weights!r}")
+    name = SHIPPED_MODELS[0] if path is None else str(path)
     folder = find_folder(path)
     if chips != 1:
         if sharding is not None:
@@ -142,6 +149,8 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
         sampling_defaults=read_sampling_defaults(folder),
         special_tokens=read_special_tokens(folder),
         no_tokenizer=no_tokenizer(folder),
+        source=name if is_shipped(name) else os.path.abspath(folder),
+        family=str((read_json_object(folder / "config.json") or {}).get("model_type", "")),
     )
 
 
@@ -179,5 +188,4 @@ def say_loading(path: str | Path | None, *, what: str = "model") -> None:
     """
     name = SHIPPED_MODELS[0] if path is None else str(path)
     asked = "; --model names another" if path is None else ""
-    is_shipped = name in SHIPPED_MODELS and not Path(name).exists()
-    say(f"loading the {what} {name}{f', a small one that comes with detspec{asked}' if is_shipped else ''}")
+    say(f"loading the {what} {name}{f', a small one that comes with detspec{asked}' if is_shipped(name) else ''}")

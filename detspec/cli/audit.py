@@ -3,19 +3,24 @@
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from detspec.cli.options import add_chips, add_json, add_model, add_weights, load_model, write_json
 from detspec.errors import InputError
 from detspec.say import say
+
+if TYPE_CHECKING:
+    from detspec.checkpoint.load import Model
 
 SUMMARY = "replay recorded completions bit for bit"
 DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced, many lines at a
 time. Compares tokens, bits of all log-probabilities, finish reason, text, digest and metadata. Names each record that
 differs, and its first differing token. Exit codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input."""
 DETAILS = """Records of ordinary requests are only counted: their bits are not promised; so are those of requests that
-failed, which hold no tokens. The manifest is read from the folder of the records. Lines in OpenAI's format need not hold
-tokens, so they are answered again, without drafts, and the first field that differs is named. --responses takes the log of
-`detspec serve --log` instead, which holds what was asked, too."""
+failed, which hold no tokens. The manifest, read from the folder of the records, says where model and prompts lie, unless
+--model and --prompts do. Lines in OpenAI's format need not hold tokens, so they are answered again, without drafts, and the
+first field that differs is named. --responses takes the log of `detspec serve --log` instead, which holds what was asked,
+too."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +37,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_chips(parser)
 
 
+def load_recorded(args: argparse.Namespace) -> "Model":
+    """The model of `--model`, else the one that the manifest of `--records` names, rounded as the job rounded it.
+
+    Raises `InputError` if there is no such folder any more. A manifest of an older version names none: then the shipped model.
+    """
+    from detspec.checkpoint.folder import find_folder
+    from detspec.jobs.files import sibling
+    from detspec.jobs.records import read_origin
+
+    records = Path(args.records)
+    origin = read_origin(records)
+    if args.model is None and origin.model is not None and not find_folder(origin.model).exists():
+        raise InputError(
+            f"{sibling(records, 'manifest')} names the model {origin.model}, and there is no such folder (any more): name the "
+            "folder where the model lies now by --model"
+        )
+    model = origin.model if args.model is None else args.model
+    return load_model(argparse.Namespace(**{**vars(args), "model": model, "weights": args.weights or origin.weights}))
+
+
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if all deterministic records reproduce, else 1."""
     from detspec.jobs.audit import run_audit, run_audit_responses
@@ -42,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         report = run_audit_responses(load_model(args), Path(args.responses), max_requests=args.max_requests)
     else:
         prompts = None if args.prompts is None else Path(args.prompts)
-        report = run_audit(load_model(args), Path(args.records), prompts=prompts, max_requests=args.max_requests)
+        report = run_audit(load_recorded(args), Path(args.records), prompts=prompts, max_requests=args.max_requests)
     print(report.table())
     speed = f"{report.num_tokens / report.replay_s:,.0f} tok/s"
     say(f"replayed {report.num_tokens} tokens in {report.replay_s:.1f} s ({speed})")

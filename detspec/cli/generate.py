@@ -191,6 +191,7 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
     from detspec.jobs.job import run_job, stream_job
+    from detspec.jobs.manifest import describe_model
     from detspec.jobs.prompts import UNSHARDED, JobSpec
     from detspec.jobs.scan import is_openai
     from detspec.jobs.tables import open_prompts
@@ -212,6 +213,10 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     with open_prompts(args.prompts, column=args.column, id_column=args.id_column) as prompts:
         began = time.perf_counter()
         model = load_model(args, is_said=True)
+        if is_first:
+            say(f"model: {describe_model(model)}")
+        if is_first and args.model is None:
+            say(f"warning: no --model was given, so the small model that comes with detspec answers {prompts.name}")
         engine = make_engine(args, model)
         spec = JobSpec(prompts, sampling, shard, args.on_error, is_openai(prompts), args.created)
         if args.dry_run:

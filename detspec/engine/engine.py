@@ -444,7 +444,7 @@ class Engine:
         params = fitted(params, self.model.cfg)
         digest = digest_model(self.model.cfg, params) if weight_version is None else ""
         for replica in self.replicas:
-            model = dataclasses.replace(self.model, params=params, digest=digest)
+            model = dataclasses.replace(self.model, params=params, digest=digest, source="")
             replica.device.use(model if len(self.replicas) == 1 else moved(model, replica.device.place))
         self._weight_version = weight_version
         self._name_weights()

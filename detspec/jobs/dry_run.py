@@ -7,11 +7,11 @@ from detspec.engine.engine import Engine
 from detspec.engine.policy import needed_plans
 from detspec.jobs.files import journal_path
 from detspec.jobs.journal import read_journal
-from detspec.jobs.manifest import complete_manifest, job_header
+from detspec.jobs.manifest import complete_manifest, describe_model, job_header
 from detspec.jobs.output import check_free
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import Scan, read_lines
-from detspec.model.params import num_params, params_bytes
+from detspec.model.params import params_bytes
 
 
 def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
@@ -41,7 +41,7 @@ def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
     )
     plans = needed_plans(config, engine.schedule, num_todo, found.needs)
     lines = {
-        "model": f"{num_params(cfg):,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
+        "model": f"{describe_model(engine.model)}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {numerics.page} slots, {numerics.cache_dtype}",
         "engine": f"{engine.num_places} requests in flight, max_len {config.max_len}, method {', '.join(config.methods)}",
         "schedule": ", ".join(f"{name} {value}" for name, value in engine.schedule.bits().items()),

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from detspec.checkpoint.folder import SHIPPED_MODELS
+from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.errors import InputError
 from detspec.jobs.files import sibling
 from detspec.jobs.prompts import JobSpec, PromptLines, hash_file
 from detspec.jobs.scan import Scan
+from detspec.model.params import num_params
 from detspec.read_json import differing_entries, read_json_object
 
+SHOWN_DIGEST = 12  # hex digits
 HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard", "openai", "created")
 
 
@@ -39,10 +43,14 @@ def _clock(engine: Engine, spec: JobSpec) -> dict[str, Any]:
 
 
 def job_manifest(header: Mapping[str, Any], engine: Engine, prompts: PromptLines, scan: Scan) -> dict[str, Any]:
-    """Content of `*.manifest.json` without facts about the output: header, the engine's settings, facts about the prompts."""
+    """Content of `*.manifest.json` without facts about the output: header, model, the engine's settings, the prompts' facts.
+
+    A model may lie at another path when the job goes on, so `model` is no part of the header.
+    """
     return {
         "digest": hashlib.sha256(json.dumps(header["fingerprint"], sort_keys=True).encode()).hexdigest(),
         **header,
+        "model": model_facts(engine.model),
         "engine": {**dataclasses.asdict(engine.config), "schedule": engine.schedule.bits()},
         "prompts": {
             "source": prompts.source,
@@ -52,6 +60,26 @@ def job_manifest(header: Mapping[str, Any], engine: Engine, prompts: PromptLines
             "num_rejected": scan.num_rejected,
         },
     }
+
+
+def model_facts(model: Model) -> dict[str, Any]:
+    """The model as a manifest names it: where it was loaded from, its size, and the digest of its weights."""
+    return {
+        "source": model.source or None,
+        "family": model.family or None,
+        "num_params": num_params(model.cfg),
+        "dtype": model.cfg.dtype,
+        "weights": model.cfg.weights,
+        "digest": model.digest,
+    }
+
+
+def describe_model(model: Model) -> str:
+    """The model in a line: `the shipped tiny_python, llama, 3,197,184 parameters, bfloat16, digest 1253e77ce261`."""
+    source = f"the shipped {model.source}" if model.source in SHIPPED_MODELS else model.source
+    dtype = model.cfg.dtype if model.cfg.weights is None else f"{model.cfg.dtype} as {model.cfg.weights}"
+    parts = [source, model.family, f"{num_params(model.cfg):,} parameters", dtype, f"digest {model.digest[:SHOWN_DIGEST]}"]
+    return ", ".join(filter(None, parts))
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:

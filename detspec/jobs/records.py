@@ -47,6 +47,8 @@ class Origin:
     id_column: str | None = None  # and of their ids
     is_openai: bool = False  # the records are OpenAI's batch lines
     created: int | None = None  # seconds since 1970 that the job said it is
+    model: str | None = None  # where the job loaded its model from; None if the manifest does not say
+    weights: str | None = None  # what its weights were rounded to
 
 
 def read_origin(records: Path) -> Origin:
@@ -64,8 +66,12 @@ def read_origin(records: Path) -> Origin:
         fingerprint = manifest["fingerprint"]
         texts = [fingerprint["detspec"], fingerprint["model"], manifest["digest"]]
         texts += [manifest["prompts"]["source"], manifest["prompts"]["sha256"]]
+        model = manifest.get("model", {})  # older jobs did not say it
+        texts += [model[key] for key in ("source", "weights") if model.get(key) is not None]
         if not isinstance(fingerprint, dict) or not all(isinstance(text, str) for text in texts):
-            raise TypeError("fingerprint must be an object; its detspec and model, digest, source and sha256 must be texts")
+            raise TypeError(
+                "fingerprint must be an object; its detspec and model, digest, sources, weights and sha256 must be texts"
+            )
         origin = Origin(
             digest=manifest["digest"],
             fingerprint=fingerprint,
@@ -77,6 +83,8 @@ def read_origin(records: Path) -> Origin:
             column=manifest["prompts"].get("column"),
             id_column=manifest["prompts"].get("id_column"),
             is_openai="openai" in manifest,
+            model=model.get("source"),
+            weights=model.get("weights"),
             created=_created(manifest["openai"]["created"] if "openai" in manifest else manifest.get("created")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -89,9 +97,10 @@ def read_origin(records: Path) -> Origin:
 def check_model(origin: Origin, model: Model) -> None:
     """Raises `InputError` unless `model` is the one that the records come from."""
     if origin.fingerprint["model"] != model.digest:
+        here = f"{model.source} has" if model.source else "this one's is"
         raise InputError(
-            f"the records come from the model with digest {origin.fingerprint['model']}, but this one's is {model.digest}: "
-            "name the right folder with --model"
+            f"the records come from the model with digest {origin.fingerprint['model']}, but {here} {model.digest}: name the "
+            "folder with the job's own weights by --model"
         )
     if parts := differences(origin.text, model.text_facts(), them="the records' model", us="this one"):
         raise InputError(f"this model maps text and tokens differently from the records' model: {'; '.join(parts)}")

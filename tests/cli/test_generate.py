@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from detspec.checkpoint.load import load
 from detspec.cli import generate as cli_generate
 from detspec.cli.commands import main
 from detspec.errors import InputError
 from detspec.jobs.generation import StopSignals
-from tests.engine.byte_model import broken_params, some_prompts, write_folder
+from detspec.model.params import num_params
+from tests.engine.byte_model import BYTE_CFG, broken_params, some_prompts, write_folder
 
 OPTIONS = ("--max-tokens", "12", "--max-len", "64", "--max-requests", "2", "--method", "none", "--temperature", "0.7")
 
@@ -244,11 +246,27 @@ def test_draft_model_gives_the_same_bytes(generated, folder, prompts, tmp_path):
     assert last["draft_acceptance_rate"] > 0.9
 
 
+def model_line(folder: Path) -> str:
+    return f"model: {folder}, llama, {num_params(BYTE_CFG):,} parameters, bfloat16, digest {load(folder).digest[:12]}"
+
+
+def test_file_that_the_shipped_model_answers_unasked_is_warned_about(prompts, tmp_path, capsys):
+    command = ["generate", "--no-compile-cache", "--prompts", str(prompts), "--out", str(tmp_path / "out.jsonl"), "--dry-run"]
+    warning = f"detspec: warning: no --model was given, so the small model that comes with detspec answers {prompts}"
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1] == warning
+    assert shown.out.startswith("model          the shipped tiny_python, llama, 3,426,560 parameters, bfloat16, digest ")
+    assert main([*command, "--model", "tiny_python"]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_generate_that_is_complete_already_says_so(generated, folder, prompts, capsys):
     before = {path: path.read_bytes() for path in generated.parent.iterdir()}
     assert generate(folder, prompts, generated) == 0
     assert capsys.readouterr().err.splitlines() == [
         f"detspec: loading the model {folder}",
+        f"detspec: {model_line(folder)}",
         f"detspec: {generated} is already complete; --fresh generates it again",
     ]
     assert {path: path.read_bytes() for path in generated.parent.iterdir()} == before
@@ -269,7 +287,6 @@ def test_first_line_names_the_model(named, said, prompts, tmp_path, capsys, monk
     monkeypatch.setattr("detspec.checkpoint.load.load", not_now)
     for command in (
         ["generate", "--prompts", str(prompts), "--out", str(tmp_path / "out.jsonl")],
-        ["audit", "--records", str(prompts)],
         ["bench"],
         ["serve"],
         ["doctor"],
@@ -283,7 +300,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(folder, prompts, tmp_path, c
     shown = capsys.readouterr()
     assert "2 of 4 lines (shard 1/2)" in shown.out
     assert "0 of 2 completions" in shown.out
-    assert shown.err == f"detspec: loading the model {folder}\n"
+    assert shown.err.splitlines() == [f"detspec: loading the model {folder}", f"detspec: {model_line(folder)}"]
+    assert shown.out.startswith(f"{model_line(folder).replace(':', '         ')}, ")
     assert list(tmp_path.iterdir()) == []
 
 

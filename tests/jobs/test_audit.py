@@ -1,6 +1,7 @@
 """The audit: each kind of tampering is found where it was done, and what is sound is not taken for tampering."""
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from detspec.checkpoint.load import Model
+from detspec.cli.audit import load_recorded
+from detspec.cli.commands import parse
+from detspec.compile_cache import OFF, VARIABLE
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
 from detspec.jobs.records import machine_differences, read_origin
-from tests.engine.byte_model import SCHEDULE, broken_params, without_tokenizer
+from tests.engine.byte_model import SCHEDULE, broken_params, without_tokenizer, write_folder
 from tests.jobs.audited import (
     DEFAULTS,
     Lines,
@@ -287,6 +292,46 @@ def test_prompts_are_found_through_the_manifest_and_their_hash_is_checked(model,
         run_audit(model, folder / "out.jsonl", max_requests=3)
 
 
+def recorded_model(folder: Path, *options: object) -> Model:
+    """The model that `detspec audit --records` loads for what is in `folder`."""
+    argv = ["audit", "--records", folder / "out.jsonl", "--no-compile-cache", *options]
+    return load_recorded(parse(list(map(str, argv))))
+
+
+def test_model_is_found_through_the_manifest_unless_one_is_named(model, job, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, OFF)
+    folder = copy(job, tmp_path, "out.jsonl", lambda lines: None)
+    found = recorded_model(folder)
+    assert (found.source, found.digest) == (model.source, model.digest)
+    assert audit(found, folder).reproduced
+    edit_manifest(folder, lambda manifest: manifest["model"].update(weights="int8"))
+    assert recorded_model(folder).cfg.weights == "int8"
+    edit_manifest(folder, lambda manifest: manifest["model"].update(source=str(tmp_path / "gone"), weights=None))
+    with pytest.raises(InputError, match=r"names the model .*gone, and there is no such folder .* by --model"):
+        recorded_model(folder)
+    shutil.copytree(model.source, tmp_path / "moved")
+    assert recorded_model(folder, "--model", tmp_path / "moved").digest == model.digest
+
+
+def test_model_whose_weights_are_others_by_now_is_named_with_both_digests(model, job, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, OFF)
+    folder = copy(job, tmp_path, "out.jsonl", lambda lines: None)
+    other = write_folder(tmp_path / "other", broken_params(7))
+    edit_manifest(folder, lambda manifest: manifest["model"].update(source=str(other)))
+    found = recorded_model(folder)
+    with pytest.raises(InputError, match=f"digest {model.digest}, but {other} has {found.digest}: .* by --model"):
+        audit(found, folder)
+
+
+def test_manifest_of_an_older_version_names_no_model_and_audits_as_before(model, job, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, OFF)
+    folder = copy(job, tmp_path, "out.jsonl", lambda lines: None)
+    edit_manifest(folder, lambda manifest: manifest.pop("model"))
+    assert audit(model, folder).reproduced
+    assert recorded_model(folder).source == "tiny_python"
+    assert recorded_model(folder, "--model", model.source).digest == model.digest
+
+
 BAD_INPUT = {
     "no line with the id 'stranger'": lambda f: add_line(f, lambda line: line.update(id="stranger")),
     "the record 'r0' occurs twice": lambda f: add_line(f, lambda line: None),
@@ -303,6 +348,7 @@ BAD_INPUT = {
     ),
     "record 'r0' has index 0, but its request has n = 1: .* no index": lambda f: add_line(f, lambda line: line.update(index=0)),
     "line 8: \"index\" must be an integer, got '0'": lambda f: add_line(f, lambda line: line.update(index="0")),
+    "is no manifest that this version can read: TypeError": lambda f: edit_manifest(f, lambda m: m["model"].update(source=5)),
     "is no manifest that this version can read: KeyError": lambda f: edit_manifest(f, lambda m: m.pop("sampling")),
     "out.jsonl: there is no such file": lambda f: (f / "out.jsonl").unlink(),
     "in.jsonl: No such file .*--prompts": lambda f: (f / "in.jsonl").unlink(),
@@ -327,5 +373,5 @@ def test_bad_input_is_refused_and_named(model, job, tmp_path, message):
 
 def test_another_model_is_refused_with_both_digests(model, job):
     other = dataclasses.replace(model, digest="1" * 64)
-    with pytest.raises(InputError, match=f"digest {model.digest}, but this one's is 1111"):
+    with pytest.raises(InputError, match=f"digest {model.digest}, but {model.source} has 1111"):
         audit(other, job)
