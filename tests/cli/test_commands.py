@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from detspec.__main__ import run as run_process
 from detspec.checkpoint.load import load
 from detspec.choices import ALIGNMENTS, LINEARS, LOGPROBS_MODES, METHODS, THOUGHTS
 from detspec.cli import commands, options
@@ -138,6 +139,18 @@ def test_unexpected_exception_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("detspec.cli.doctor.run", run)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["doctor"])
+
+
+def test_process_that_crashes_shows_the_traceback_and_exits_with_neither_1_nor_2(monkeypatch, capsys):
+    """1 would say that requests failed or records differ, and 2 that the input is bad."""
+
+    def run(args: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("detspec.cli.doctor.run", run)
+    monkeypatch.setattr("sys.argv", ["detspec", "doctor"])
+    assert run_process() == 70
+    assert capsys.readouterr().err.splitlines()[-1] == "RuntimeError: a bug"
 
 
 def test_doctor_examines_the_schedule_that_engines_run_unless_another_is_asked_for(monkeypatch, capsys):
