@@ -80,25 +80,29 @@ class Progress:
     def segment(self, tokens: int, num_live: int, *, acceptance: float | None = None) -> None:
         """Counts `tokens` committed by `num_live` live sequences; `acceptance` is the share of drafted ones accepted so far."""
         self._tokens += tokens
-        now = time.perf_counter()
-        tok_per_s = self._tokens / max(now - self._began, 1e-9)
+        tok_per_s = self._tokens / max(time.perf_counter() - self._began, 1e-9)
         accepted = "" if acceptance is None else f", {acceptance:.1%} accepted"
-        state = f"{tok_per_s:,.0f} tok/s, {num_live} live{accepted}"
         if num_live:
             self._since = self._waits = ""
-        self._bar.set_postfix_str(self._waits or state)
-        if self._says and now - self._said >= SECONDS_BETWEEN_LINES:
-            self._say(f"{self._done} of {self.total} {self.unit}, {self._waits or state + self._left(now)}")
+        self.show(self._waits or f"{tok_per_s:,.0f} tok/s, {num_live} live{accepted}")
 
     def waits(self, for_what: str) -> None:
         """Shows since when it waits, and `for_what`, in place of the speed, until a `segment` has live sequences."""
         self._since = self._since or time.strftime("%H:%M:%S")
         self._waits = f"waits since {self._since} for {for_what}"
 
+    def show(self, state: str, *, at_once: bool = False) -> None:
+        """Shows `state` after the counts; without a bar in a line from time to time, or `at_once`."""
+        now = time.perf_counter()
+        self._bar.set_postfix_str(state)
+        if self._says and (at_once or now - self._said >= SECONDS_BETWEEN_LINES):
+            left = "" if self._waits else self._left(now)
+            self._say(f"{self._done} of {self.total} {self.unit}, {state}{left}")
+
     def _left(self, now: float) -> str:
         """Estimated time for the rest as text; the bar has its own."""
         done = self._done - self._done_before
-        if not done:
+        if not done or self._done == self.total:
             return ""
         minutes, seconds = divmod(round((self.total - self._done) * (now - self._began) / done), 60)
         return f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"

@@ -122,6 +122,16 @@ def save_hf(
             copy_side_files(source, folder)
 
 
+def fitting_family(cfg: ModelConfig) -> Family | None:
+    """The family whose folders say all of `cfg` and have a name for each of its weights; None if there is no such family."""
+    try:
+        family = family_of(cfg)
+        tensor_paths(family.names, param_shapes(cfg))
+    except InputError:
+        return None
+    return family
+
+
 def named_tensors(names: TensorNames, params: Params) -> dict[str, jax.Array | np.ndarray]:
     """Every array of `params` under its Hugging Face name, in the order of the name table; stacked weights are split."""
     tensors = {}

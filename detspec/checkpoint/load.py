@@ -89,7 +89,14 @@ class Model:
         return self.tokenizer.encode(self.chat_template.render_parts(messages, **variables), add_special_tokens=False)
 
 
-def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None, weights: str | None = None) -> Model:
+def load(
+    path: str | Path | None = None,
+    *,
+    chips: int = 1,
+    sharding: Any = None,
+    weights: str | None = None,
+    kinds: Sequence[type[Any]] = (),
+) -> Model:
     """Loads the folder at `path`, Hugging Face's or our own, or a small model that comes with the package.
 
     Args:
@@ -102,6 +109,7 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
         weights: "int8" rounds every matrix by row, each shard where it lies: half of the memory of bfloat16, and products that
             are exact sums of integers (see `detspec.ops.linear.int8`). It is another model, with other bits and another digest.
             Loading needs the memory of the model in its own dtype. None keeps that.
+        kinds: classes of layers of your own that a folder of ours may name, see docs/extending.md.
 
     Raises:
         InputError: the folder is unsound (see `load_hf`, `load_orbax`, `Tokenizer`), a token that ends a text lies beyond the
@@ -121,10 +129,10 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
     if chips != 1:
         if sharding is not None:
             raise InputError(f"chips ({chips}) and sharding were given: each says where the weights go, give one of them")
-        cfg = load_config(folder)
+        cfg = load_config(folder, kinds=kinds)
         sharding = param_shardings(cfg, make_mesh(cfg, chips))
     if is_orbax(folder):
-        cfg, params, digest = load_orbax(folder, sharding=sharding)
+        cfg, params, digest = load_orbax(folder, sharding=sharding, kinds=kinds)
     else:
         cfg, params = load_hf(folder, sharding=sharding)
         digest = None
@@ -154,8 +162,8 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
     )
 
 
-def load_config(path: str | Path) -> ModelConfig:
-    """The config of the folder at `path`, Hugging Face's or our own, without its weights.
+def load_config(path: str | Path, *, kinds: Sequence[type[Any]] = ()) -> ModelConfig:
+    """The config of the folder at `path`, Hugging Face's or our own, without its weights; `kinds` as for `load`.
 
     Raises `InputError` if there is no sound config, or a Hugging Face folder's names no dtype.
     """
@@ -163,7 +171,7 @@ def load_config(path: str | Path) -> ModelConfig:
     from detspec.checkpoint.orbax_folder import is_orbax, read_orbax_config
 
     folder = find_folder(path)
-    return read_orbax_config(folder) if is_orbax(folder) else read_hf_config(folder)
+    return read_orbax_config(folder, kinds=kinds) if is_orbax(folder) else read_hf_config(folder)
 
 
 def cast_params(cfg: ModelConfig, params: Params, dtype: str) -> tuple[ModelConfig, Params]:

@@ -8,6 +8,8 @@
 A folder is written under a temporary name and renamed when all of it is on disk. So a folder under its own name is whole.
 """
 
+import json
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from detspec.checkpoint.folder import check_not_rounded, check_path, copy_side_f
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.model.dense import config_from_json, config_to_json
+from detspec.model.dense import KINDS, config_from_json, config_to_json, own_kinds
 from detspec.model.params import Params, param_shapes, params_bytes
 from detspec.read_json import read_json_object
 
@@ -41,10 +43,11 @@ def save_orbax(
     and raises what went wrong. The interpreter waits for it at its end.
 
     Raises `InputError` if `path` exists and is no folder of ours, `side_files_from` is no folder, devices of other processes
-    hold some of the weights, or they are rounded.
+    hold some of the weights, they are rounded, or the manifest cannot say what a kind of layers is.
     """
     path = Path(path).resolve()
     check_not_rounded(path, cfg)
+    check_written(cfg)
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
         raise InputError(
             f"{path}: devices of {jax.process_count()} processes hold the weights, but a folder of ours is written by one: "
@@ -78,8 +81,10 @@ def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: Path |
     return path
 
 
-def load_orbax(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params, str]:
+def load_orbax(path: str | Path, *, sharding: Any = None, kinds: Sequence[type[Any]] = ()) -> tuple[ModelConfig, Params, str]:
     """Reads the folder at `path`: config, weights and their digest, which is checked.
+
+    `kinds` are classes of layers that the manifest may name besides this package's.
 
     `sharding` says where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like the
     parameters; the first device if None.
@@ -91,7 +96,7 @@ def load_orbax(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, 
 
     check_path(Path(path))
     path = Path(path).resolve()
-    manifest, cfg = _read_manifest(path)
+    manifest, cfg = _read_manifest(path, kinds)
     stored_bytes = _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = param_shapes(cfg, sharding=sharding)
@@ -112,10 +117,26 @@ def load_orbax(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, 
     return cfg, params, digest
 
 
-def read_orbax_config(path: str | Path) -> ModelConfig:
-    """The config of the folder at `path`; raises `InputError` for an unsound manifest, as `load_orbax` does."""
+def read_orbax_config(path: str | Path, *, kinds: Sequence[type[Any]] = ()) -> ModelConfig:
+    """The config of the folder at `path`; `kinds` and errors for an unsound manifest as in `load_orbax`."""
     check_path(Path(path))
-    return _read_manifest(Path(path).resolve())[1]
+    return _read_manifest(Path(path).resolve(), kinds)[1]
+
+
+def check_written(cfg: ModelConfig) -> None:
+    """Raises `InputError` unless a manifest and the classes of its own kinds of layers would give `cfg` again."""
+    own = own_kinds(cfg)
+    try:
+        if not own or config_from_json(json.loads(json.dumps(config_to_json(cfg))), kinds=own) == cfg:
+            return
+        why = "they would not come back as they are"
+    except (TypeError, ValueError) as error:
+        why = str(error)
+    names = ", ".join(kind.__name__ for kind in own)
+    raise InputError(
+        f"no folder can hold layers of kind {names}: {why}; give each kind a name other than {' and '.join(KINDS)}, and fields "
+        "that are numbers, texts, booleans or None"
+    )
 
 
 def is_orbax(path: Path) -> bool:
@@ -154,7 +175,7 @@ def _check_shapes(asked: Params, stored: Any) -> None:
             raise InputError(f"weight {name}: the folder has {has}, the config asks for {needs}")
 
 
-def _read_manifest(path: Path) -> tuple[dict[str, Any], ModelConfig]:
+def _read_manifest(path: Path, kinds: Sequence[type[Any]]) -> tuple[dict[str, Any], ModelConfig]:
     """The manifest of the folder at `path`, and the config in it."""
     manifest = read_json_object(path / MANIFEST_NAME)
     if manifest is None:
@@ -164,6 +185,6 @@ def _read_manifest(path: Path) -> tuple[dict[str, Any], ModelConfig]:
     if not isinstance(config := manifest.get("config"), dict):
         raise InputError(f"{path / MANIFEST_NAME}: config must be a JSON object, got {config!r}")
     try:
-        return manifest, config_from_json(config)
+        return manifest, config_from_json(config, kinds=kinds)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path / MANIFEST_NAME}: config is none of this version: {error}") from error

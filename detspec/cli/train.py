@@ -34,8 +34,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, and prints the final evaluation and where the exported model lies."""
-    import sys
-
     from detspec.train.experiment import split_source
     from detspec.train.run import train
 
@@ -43,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     default = Path("runs") / (file.stem if arm is None else f"{file.stem}-{arm}")
     workdir = default if args.workdir is None else Path(args.workdir)
     say(f"training {args.config} in {workdir}")
-    result = train(args.config, workdir=workdir, chips=args.chips, resume=not args.no_resume, progress=sys.stderr.isatty())
+    result = train(args.config, workdir=workdir, chips=args.chips, resume=not args.no_resume)
     for name, value in result.metrics.items():
         print(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.4f}")
     print(f"model: {result.export}")

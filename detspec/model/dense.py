@@ -7,6 +7,7 @@ own: then there are two kinds of layers, the first with full attention.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from detspec.config import MAX_LAYERS, ModelConfig, Rope, RopeScaling, ThinkingConfig, is_count
@@ -143,6 +144,12 @@ def with_fields(cfg: ModelConfig, **changes: Any) -> ModelConfig:
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Attention, GatedMLP)}  # by the name that JSON has
 
 
+def own_kinds(cfg: ModelConfig) -> tuple[type[Any], ...]:
+    """The classes of mixers and feed-forward parts of `cfg` that are not this package's."""
+    parts = (part for kind in cfg.kinds for part in (kind.mixer, kind.ff))
+    return tuple(dict.fromkeys(type(part) for part in parts if type(part) not in KINDS.values()))
+
+
 def config_to_json(cfg: ModelConfig) -> dict[str, Any]:
     """A config as JSON has it: flat fields of a dense model, else its kinds and the pattern; `weights` only if they are set.
 
@@ -155,19 +162,23 @@ def config_to_json(cfg: ModelConfig) -> dict[str, Any]:
     return {name: _to_json(value) for name, value in fields.items() if name != "weights" or value is not None}
 
 
-def config_from_json(values: dict[str, Any]) -> ModelConfig:
-    """The config that `config_to_json` made `values` of.
+def config_from_json(values: dict[str, Any], *, kinds: Sequence[type[Any]] = ()) -> ModelConfig:
+    """The config that `config_to_json` made `values` of; `kinds` are classes of layers besides this package's.
 
-    Raises `TypeError` for a field that there is not, and `InputError` for a kind of layers that this version does not have.
+    Raises `TypeError` for a field that there is not, and `InputError` for a kind of layers that is not known.
     """
     thinking = values.get("thinking")
     values = {**values, "thinking": None if thinking is None else ThinkingConfig(**thinking)}
     if "kinds" in values:
+        known = {**{kind.__name__: kind for kind in kinds}, **KINDS}
         try:
-            kinds = tuple(Layer(_part_of(kind["mixer"]), _part_of(kind["ff"]), kind["post_norms"]) for kind in values["kinds"])
+            layers = tuple(
+                Layer(_part_of(layer["mixer"], known), _part_of(layer["ff"], known), layer["post_norms"])
+                for layer in values["kinds"]
+            )
         except KeyError as error:
             raise TypeError(f"a kind of layers lacks {error}") from error
-        return ModelConfig(**{**values, "kinds": kinds, "pattern": tuple(values["pattern"])})
+        return ModelConfig(**{**values, "kinds": layers, "pattern": tuple(values["pattern"])})
     scaling = values.get("rope_scaling")
     values["rope_scaling"] = None if scaling is None else RopeScaling(**scaling)
     values["sliding_layers"] = tuple(values.get("sliding_layers", ()))
@@ -186,12 +197,15 @@ def _kind_to_json(kind: Layer) -> dict[str, Any]:
     return {**named, "post_norms": kind.post_norms}
 
 
-def _part_of(values: dict[str, Any]) -> Any:
+def _part_of(values: dict[str, Any], known: dict[str, Any]) -> Any:
     fields = dict(values)
     name = fields.pop("kind")
-    if name not in KINDS:
-        raise InputError(f"this version has no layers of kind {name!r}, only {', '.join(KINDS)}")
+    if name not in known:
+        raise InputError(
+            f"this version has no layers of kind {name!r}, only {', '.join(known)}: if its class is yours, give it, as in "
+            f"detspec.load(path, kinds=({name},))"
+        )
     if "rope" in fields:
         scaling = fields["rope"]["scaling"]
         fields["rope"] = Rope(**{**fields["rope"], "scaling": None if scaling is None else RopeScaling(**scaling)})
-    return KINDS[name](**fields)
+    return known[name](**fields)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig, check_flags
+from detspec.errors import InputError
 from detspec.model.places import Where
 from detspec.model.rows import RowOps
 from detspec.model.weights import Weights, norm_weight
@@ -78,9 +79,14 @@ class Layer:
         check_flags(self, "post_norms")
 
     def weights(self, cfg: ModelConfig) -> Weights:
-        """The weights of both parts, and the norms before them and after."""
+        """The weights of both parts, and the norms before them and after; `InputError` if two have one name."""
         names = ("attn_norm", "mlp_norm", *(("attn_post_norm", "mlp_post_norm") if self.post_norms else ()))
-        return {**self.mixer.weights(cfg), **self.ff.weights(cfg), **{name: norm_weight(cfg) for name in names}}
+        declared: Weights = {}
+        for part in (self.mixer.weights(cfg), self.ff.weights(cfg), {name: norm_weight(cfg) for name in names}):
+            if taken := sorted(declared.keys() & part.keys()):
+                raise InputError(f"two weights of a layer are called {taken[0]!r}: give that of your own kind another name")
+            declared |= part
+        return declared
 
 
 # (normed x [..., D]) -> (mixed [..., D], what the caller threads on)

@@ -46,6 +46,7 @@ class Experiment:
     # `batch -> slices`, pytrees of numpy arrays in equal shapes, which several chips share out. Their number depends on the
     # batch alone. Each new shape compiles another program. By default the whole batch is one slice, for one chip.
     cut: Callable[[Any], Sequence[Any]] = lambda batch: [batch]
+    exports: str = ""  # says before the first step what `finish` will write
 
 
 @runtime_checkable

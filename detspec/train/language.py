@@ -1,4 +1,4 @@
-"""Language models on a corpus: tokenizer, held-out documents, export as a Hugging Face folder."""
+"""Language models on a corpus: tokenizer, held-out documents, export."""
 
 import dataclasses
 import os
@@ -11,8 +11,6 @@ import numpy as np
 import optax
 import tokenizers
 
-from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.load import cast_params
 from detspec.config import ModelConfig, check_counts
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params
@@ -21,6 +19,7 @@ from detspec.train.batches import Phase, batch_fn, cut_rows, digest_documents, e
 from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
 from detspec.train.data_parallel import Slice, cut
 from detspec.train.experiment import Experiment, Result, require_seed, settings_of
+from detspec.train.export import EXPORT, describe_export, export
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.step import StepMetrics
 
@@ -65,8 +64,10 @@ class LanguageConfig:
     def experiment(self, workdir: Path) -> Experiment:
         """Reads the corpus, splits it by name, and trains a tokenizer or takes the one in `workdir`.
 
-        Raises `InputError` if the corpus is missing or too small for a row, or one side of the split is empty.
+        Raises `InputError` if no folder can hold the model, the corpus is missing or too small for a row, or one side of the
+        split is empty.
         """
+        exports = describe_export(workdir, self.model)
         corpus = read_corpus(self.corpus, self.holdout_one_in)
         tokenizer = obtain_tokenizer(workdir / "tokenizer.json", corpus.train, self.model.vocab_size)
         documents = encode_documents(tokenizer, corpus.train)
@@ -86,9 +87,9 @@ class LanguageConfig:
 
         def finish(params: Params) -> Result:
             loss, heldout_tokens = heldout_loss(params, self.model, heldout, self.phases[-1])
-            export(workdir / "export", self.model, params, tokenizer)
+            export(workdir, self.model, params, tokenizer, EOS_ID)
             metrics = {"train_tokens": self.num_tokens, "heldout_loss": loss, "heldout_tokens": heldout_tokens}
-            return Result(metrics, workdir / "export")
+            return Result(metrics, workdir / EXPORT)
 
         return Experiment(
             num_steps=self.num_steps,
@@ -103,6 +104,7 @@ class LanguageConfig:
             evaluate=evaluate,
             finish=finish,
             cut=lambda rows: cut(rows, num_predicted),
+            exports=exports,
         )
 
 
@@ -143,10 +145,3 @@ def heldout_loss(
 
 
 jitted_token_losses = jax.jit(token_losses, static_argnums=1)
-
-
-def export(folder: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer) -> None:
-    """Writes the model in bfloat16 and its tokenizer as a Hugging Face folder."""
-    cfg, params = cast_params(cfg, params, "bfloat16")
-    tokenizer_json = tokenizer.to_str(pretty=True)
-    save_hf(folder, cfg, params, tokenizer_json=tokenizer_json, eos_ids=(EOS_ID,))

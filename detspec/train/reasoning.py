@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from detspec.checkpoint.folder import GENERATION_CONFIG, write_json
+from detspec.checkpoint.folder import write_json
 from detspec.checkpoint.load import load, load_config
-from detspec.checkpoint.orbax_folder import save_orbax
 from detspec.config import ModelConfig, ThinkingConfig, check_counts, is_count
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
@@ -22,6 +21,7 @@ from detspec.thinking.reading import init_reading
 from detspec.train.accuracy import Trained, accuracy_by_operations, longest
 from detspec.train.data_parallel import cut
 from detspec.train.experiment import Experiment, Result, require_seed, settings_of
+from detspec.train.export import EXPORT, describe_own, export_own
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch, encode, make_batch
 from detspec.train.problems.problem import Problem, require_arm
@@ -115,10 +115,12 @@ class ReasoningConfig:
     def experiment(self, workdir: Path) -> Experiment:
         """The run. Raises `InputError` if a problem exceeds `seq_len` or a thought exceeds `max_thought`.
 
-        Problems of a file are checked here, others when they are drawn. Problems too long for the final evaluation raise here.
+        Problems of a file are checked here, others when they are drawn. Problems too long for the final evaluation raise here,
+        and so does a model that no folder can hold.
         """
         tokenizer = tokenizer_of(self.task)
         cfg = self.model(tokenizer)
+        exports = describe_own(workdir, cfg)
         end_id = self.thinking.end_id
         loaded = None if isinstance(self.backbone, ModelConfig) else load(self.backbone)
         weights = None if loaded is None else jax.device_get(loaded.params)  # the trained copy is on the device
@@ -155,7 +157,7 @@ class ReasoningConfig:
             return {f"heldout_{name}": float(value) for name, value in divided(metrics).items()}
 
         def finish(params: Params) -> Result:
-            export(workdir, cfg, params, tokenizer, end_id)
+            export_own(workdir, cfg, params, tokenizer, end_id)
             curve = accuracy_by_operations(
                 Trained(params, cfg, tokenizer, self.arm, end_id),
                 eval_task,
@@ -175,7 +177,7 @@ class ReasoningConfig:
                 )
             except InputError as error:
                 print(f"detspec: no picture of the accuracy: {error}", file=sys.stderr)
-            return Result({f"accuracy at {n}": value for n, value in curve.items()}, workdir / "export")
+            return Result({f"accuracy at {n}": value for n, value in curve.items()}, workdir / EXPORT)
 
         return Experiment(
             num_steps=self.num_steps,
@@ -196,13 +198,5 @@ class ReasoningConfig:
             evaluate=evaluate,
             finish=finish,
             cut=lambda batch: cut(batch, count),
+            exports=exports,
         )
-
-
-def export(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:
-    """Writes the model with its tokenizer as the orbax folder `workdir/export`."""
-    side_files = workdir / "tokenizer"
-    side_files.mkdir(exist_ok=True)
-    tokenizer.save(str(side_files / "tokenizer.json"), pretty=True)
-    write_json(side_files / GENERATION_CONFIG, {"eos_token_id": end_id})
-    save_orbax(workdir / "export", cfg, params, side_files_from=side_files).result()

@@ -2,9 +2,10 @@
 
 1. Read the config; its type makes the `Experiment`.
 2. Restore the newest checkpoint in `workdir`, or start from the initial state; cut the log back to that step.
-3. Step, log, evaluate, checkpoint. A batch depends on its step alone, so a killed run continues bit for bit. Its slices may be
+3. Say what will be exported.
+4. Step, log, evaluate, checkpoint. A batch depends on its step alone, so a killed run continues bit for bit. Its slices may be
    on several chips; the state is on the first one, so that what is saved can be restored on any number of chips.
-4. Run the final evaluation and export the model.
+5. Run the final evaluation and export the model.
 """
 
 import json
@@ -17,12 +18,13 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from tqdm import tqdm
 
 from detspec.checkpoint.store import Store, local_sharding
 from detspec.errors import InputError
 from detspec.mesh import first_devices
+from detspec.progress import Progress
 from detspec.read_json import differing_entries
+from detspec.say import say
 from detspec.train.data_parallel import MAX_SLICES, require_equal_shares
 from detspec.train.experiment import Experiment, Result, load_config
 from detspec.train.optimizer import lr_schedule, make_optimizer
@@ -58,8 +60,13 @@ def run_experiment(
     record = json.loads(json.dumps({**experiment.record, "max_slices": MAX_SLICES}))
     with Store(workdir / "checkpoints") as store:
         state = restore_or_init(store, experiment, optimizer, record, resume=resume)
-        with Log(workdir / LOG_NAME, keep_steps=int(state.step)) as log:
-            state = run_steps(experiment, state, train_step, store, log, record, progress=progress)
+        done = int(state.step)
+        if progress and experiment.exports:
+            say(experiment.exports)
+        with Log(workdir / LOG_NAME, keep_steps=done) as log:
+            with Progress(experiment.num_steps, "steps", done=done, shown=progress) as shown:
+                state = run_steps(experiment, state, train_step, store, log, record, progress=shown)
+                shown.stage("final evaluation and export", at_once=True)
             result = experiment.finish(state.params)
             log.append({"step": experiment.num_steps, "final": result.metrics})
     return result
@@ -93,35 +100,40 @@ def run_steps(
     log: "Log",
     record: dict[str, Any],
     *,
-    progress: bool,
+    progress: Progress,
 ) -> TrainState:
     """Runs the steps from `state.step` on. The log is on disk before each checkpoint is written."""
     lr_at = lr_schedule(experiment.optimizer, experiment.num_steps)
     first_step = int(state.step)
     num_steps = experiment.num_steps
-    bar = tqdm(total=num_steps, initial=first_step, disable=not progress, unit="step", desc="train", smoothing=0.05)
-    with bar:
-        for step in range(first_step, num_steps):
-            began = time.perf_counter()
-            state, scalars = train_step(state, experiment.cut(experiment.batch_at(step)))
-            metrics = {name: float(value) for name, value in scalars.items()}
-            loss = metrics.pop("loss")
-            grad_norm = metrics.pop("grad_norm")
-            if not np.isfinite(loss):
-                raise FloatingPointError(f"training diverged: loss {loss} at step {step + 1}; lower peak_lr or clip_norm")
-            tok_per_s = experiment.tokens_at(step) / (time.perf_counter() - began)
-            done = step + 1
-            lr = float(lr_at(step))
-            # dict() raises if a metric has the name of another entry.
-            log.append(dict(step=done, loss=loss, **metrics, lr=lr, grad_norm=grad_norm, tok_per_s=tok_per_s))
-            if done % experiment.eval_every == 0:
-                log.append({"step": done, **experiment.evaluate(state.params, step)})
-            if done % experiment.checkpoint_every == 0 or done == num_steps:
-                log.sync()
-                store.save(done, state, record)
-            shown = {name: f"{value:.3f}" for name, value in {"loss": loss, **metrics}.items()}
-            bar.set_postfix({**shown, "tok_per_s": f"{tok_per_s:.0f}"}, refresh=False)
-            bar.update()
+    evaluated: dict[str, float] = {}
+    for step in range(first_step, num_steps):
+        if step == first_step:
+            progress.stage("compiling", at_once=True)
+        began = time.perf_counter()
+        state, scalars = train_step(state, experiment.cut(experiment.batch_at(step)))
+        metrics = {name: float(value) for name, value in scalars.items()}
+        loss = metrics.pop("loss")
+        grad_norm = metrics.pop("grad_norm")
+        if not np.isfinite(loss):
+            raise FloatingPointError(f"training diverged: loss {loss} at step {step + 1}; lower peak_lr or clip_norm")
+        tok_per_s = experiment.tokens_at(step) / (time.perf_counter() - began)
+        done = step + 1
+        lr = float(lr_at(step))
+        # dict() raises if a metric has the name of another entry.
+        log.append(dict(step=done, loss=loss, **metrics, lr=lr, grad_norm=grad_norm, tok_per_s=tok_per_s))
+        if done % experiment.eval_every == 0:
+            evaluated = experiment.evaluate(state.params, step)
+            log.append({"step": done, **evaluated})
+        if done % experiment.checkpoint_every == 0 or done == num_steps:
+            log.sync()
+            store.save(done, state, record)
+        progress.finished()
+        if step == first_step:
+            progress.stage("training")  # begins to measure the time for the rest, without compiling
+        shown = {"loss": loss, **metrics, **evaluated}
+        values = ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
+        progress.show(f"{values}, {tok_per_s:,.0f} tok/s", at_once=done in (first_step + 1, num_steps))
     return state
 
 

@@ -28,6 +28,11 @@ def unrotated(tmp_path_factory) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
+def gated(tmp_path_factory) -> ModuleType:
+    return example("An attention of your own", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
 def experts(tmp_path_factory) -> ModuleType:
     return example("Experts, as a slow reference", tmp_path_factory)
 
@@ -94,13 +99,13 @@ def check_whole_is_cached(cfg: ModelConfig) -> None:
 
 @pytest.mark.programs(40)
 @pytest.mark.optimised
-@pytest.mark.parametrize("name", ["experts", "recurrent"])
+@pytest.mark.parametrize("name", ["gated", "experts", "recurrent"])
 def test_layers_of_another_kind_keep_the_promises_of_the_engine(name, request):
     check_promises(request.getfixturevalue(name).cfg)
 
 
 @pytest.mark.programs(8)
-@pytest.mark.parametrize("name", ["unrotated", "experts", "recurrent"])
+@pytest.mark.parametrize("name", ["unrotated", "gated", "experts", "recurrent"])
 def test_layers_of_another_kind_say_the_same_of_whole_sequences_and_through_the_cache(name, request):
     check_whole_is_cached(request.getfixturevalue(name).cfg)
 

@@ -11,11 +11,11 @@ import pytest
 from detspec.checkpoint.families import LLAMA_NAMES
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
+from detspec.checkpoint.load import load_config
 from detspec.checkpoint.orbax_folder import load_orbax, save_orbax
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.attention import Attention
-from detspec.model.dense import KINDS
 from detspec.model.params import Params, active_params, check_params, init_params, num_params, param_shapes
 from detspec.model.rows import RowOps
 from detspec.model.weights import Experts, Weights, weight
@@ -91,6 +91,18 @@ def test_layer_with_a_weight_of_its_own_is_checked():
         check_params(UNEVEN, params)
 
 
+def test_two_weights_of_one_name_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Gated(Attention):
+        def weights(self, cfg: ModelConfig) -> Weights:
+            return {**super().weights(cfg), "gate": weight("D", {"D": cfg.d_model})}
+
+    layer = RANDOM_CFG.layer(0)
+    cfg = dataclasses.replace(RANDOM_CFG, kinds=(dataclasses.replace(layer, mixer=Gated(**vars(layer.mixer))),))
+    with pytest.raises(InputError, match="two weights of a layer are called 'gate': give that of your own kind another name"):
+        param_shapes(cfg)
+
+
 def test_thinker_is_a_copy_of_a_last_layer_with_a_weight_of_its_own():
     cfg = dataclasses.replace(UNEVEN, thinking=THINKING)
     params = init_params(cfg, jax.random.key(0))
@@ -100,13 +112,15 @@ def test_thinker_is_a_copy_of_a_last_layer_with_a_weight_of_its_own():
     assert "value_mix" not in compressor
 
 
-def test_layer_with_a_weight_of_its_own_survives_our_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_layer_with_a_weight_of_its_own_survives_our_folders(tmp_path: Path):
     params = init_params(UNEVEN, jax.random.key(0))
     folder = save_orbax(tmp_path / "model", UNEVEN, params).result()
-    with pytest.raises(InputError, match="has no layers of kind 'MixingAttention', only Attention, GatedMLP"):
-        load_orbax(folder)
-    monkeypatch.setitem(KINDS, "MixingAttention", MixingAttention)
-    cfg, loaded, _ = load_orbax(folder)
+    has_not = r"has no layers of kind 'MixingAttention', only Attention, GatedMLP: .*load\(path, kinds=\(MixingAttention,\)\)"
+    for read in (load_orbax, load_config):
+        with pytest.raises(InputError, match=has_not):
+            read(folder)
+    assert load_config(folder, kinds=(MixingAttention,)) == UNEVEN
+    cfg, loaded, _ = load_orbax(folder, kinds=(MixingAttention,))
     assert cfg == UNEVEN
     assert flat_bytes(loaded) == flat_bytes(params)
 

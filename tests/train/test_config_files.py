@@ -84,7 +84,7 @@ def test_arm_follows_the_last_colon():
 
 @pytest.mark.parametrize(("suffix", "workdir"), [("", "runs/config"), (":deep", "runs/config-deep")])
 def test_command_names_the_work_folder_after_file_and_arm(monkeypatch, capsys, suffix: str, workdir: str):
-    def train(config, *, workdir, resume, progress, chips):
+    def train(config, *, workdir, resume, chips):
         assert chips == 1
         assert config == f"some/config.py{suffix}"
         return Result({"accuracy": 0.25, "tokens": 1234}, workdir / "export")

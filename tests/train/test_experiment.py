@@ -1,10 +1,12 @@
 """The loop with a kind of run it has never heard of: a point that is drawn to goals."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from detspec import progress
 from detspec.checkpoint.store import Store
 from detspec.errors import InputError
 from detspec.train.run import read_log, train
@@ -40,7 +42,7 @@ class PointConfig:
             num_steps=10, eval_every=4, checkpoint_every=3, optimizer=self.optimizer, record=dataclasses.asdict(self),
             init_params=lambda: {{"at": jnp.full(3, self.seed, jnp.float32)}}, loss_fn=loss_fn, batch_at=batch_at,
             tokens_at=lambda step: 3, evaluate=lambda params, step: {{"first": float(params["at"][0]), "after": step}},
-            finish=finish,
+            finish=finish, exports="a point of 3 numbers",
         )
 
 def get_config(arm):
@@ -58,7 +60,7 @@ def timeless_log(workdir: Path) -> list[dict]:
     return [{key: value for key, value in line.items() if key != "tok_per_s"} for line in read_log(workdir / "log.jsonl")]
 
 
-def test_metrics_of_loss_evaluation_and_end_land_in_the_log(tmp_path: Path, capsys):
+def test_metrics_of_loss_evaluation_and_end_land_in_the_log(tmp_path: Path):
     result = train(f"{write(tmp_path)}:7", workdir=tmp_path / "run", progress=True)
     log = read_log(tmp_path / "run" / "log.jsonl")
     steps = [line for line in log if "loss" in line]
@@ -69,8 +71,22 @@ def test_metrics_of_loss_evaluation_and_end_land_in_the_log(tmp_path: Path, caps
     assert [(line["step"], line["after"]) for line in log if "first" in line] == [(4, 3), (8, 7)]
     assert log[-1] == {"step": 10, "final": result.metrics}
     assert result.export.is_file()
-    bar = capsys.readouterr().err
-    assert all(f"{name}=" in bar for name in ("loss", "accuracy", "worst", "tok_per_s"))
+
+
+def test_run_without_a_terminal_says_what_it_exports_and_lines_of_progress(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    train(f"{write(tmp_path)}:7", workdir=tmp_path / "run")
+    exports, compiling, *_, last = lines = capsys.readouterr().err.splitlines()
+    assert (exports, compiling) == ("detspec: a point of 3 numbers", "detspec: compiling")
+    assert last == "detspec: final evaluation and export"
+    steps = [line for line in lines if " steps, " in line]
+    assert [int(line.split()[1]) for line in steps] == list(range(1, 11))
+    values = r"loss \d+\.\d{3}, accuracy \d\.\d{3}, worst \d+\.\d{3}"
+    assert re.fullmatch(rf"detspec: 1 of 10 steps, {values}, [\d,]+ tok/s", steps[0])
+    evaluated = r"first -?\d+\.\d{3}, after 3\.000"
+    assert re.fullmatch(rf"detspec: 4 of 10 steps, {values}, {evaluated}, [\d,]+ tok/s, 0:00:\d\d left", steps[3])
+    train(f"{write(tmp_path)}:7", workdir=tmp_path / "quiet", progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_broken_off_and_resumed_run_ends_with_the_same_bits(tmp_path: Path):
