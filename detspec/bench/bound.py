@@ -13,7 +13,7 @@ import numpy as np
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
 from detspec.model.params import pass_work
-from detspec.native.library import multiply_adds_of_instruction, target
+from detspec.native.library import kernel, multiply_adds_of_instruction
 
 CPU_BYTES = 512 << 20  # read to measure bandwidth: more than caches hold
 CEILING_ITEMS = 64  # as in `native/kernels.c`
@@ -49,7 +49,7 @@ def measure_machine(cfg: ModelConfig) -> dict[str, Any]:
 
 def _ceilings_of_cpu(cfg: ModelConfig) -> tuple[float, float]:
     """Seconds to read CPU_BYTES, and FLOP/s."""
-    call = jax.ffi.ffi_call(target("detspec_ceiling", cfg.jax_dtype), jax.ShapeDtypeStruct((CEILING_ITEMS,), jnp.float32))
+    call = kernel("detspec_ceiling", cfg.jax_dtype, jax.ShapeDtypeStruct((CEILING_ITEMS,), jnp.float32))
     big = jnp.ones(CPU_BYTES, jnp.uint8)
     read_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(0))), big)
     of_instruction = multiply_adds_of_instruction(cfg.jax_dtype)

@@ -45,7 +45,7 @@ from detspec.mesh import places_of
 from detspec.model.params import Params, fitted
 from detspec.plain import plain, plain_ids
 from detspec.riders.counters import Stats
-from detspec.riders.rider import Rider
+from detspec.riders.rider import NOTHING, Rider
 from detspec.riders.riding import brought
 from detspec.sampling_params import SamplingParams
 
@@ -217,13 +217,15 @@ class Engine:
         options = compiler_options(self.schedule.numerics, machine["backend"])
         return {**machine, **({"options": options} if options else {}), **own}
 
-    def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
-        """Makes a prompt, text or token ids, a request that this engine takes.
+    def request(
+        self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0", brings: Mapping[str, Any] = NOTHING
+    ) -> Request:
+        """Makes a prompt, text or token ids, a request that this engine takes; `brings` has values for its riders, by name.
 
         Raises `InputError` if the prompt is empty, too long, or holds ids outside the vocabulary, if it is text and the model
         has no tokenizer, or if `sampling` asks for more than the engine has room for.
         """
-        return request_of(self.model, self.config, prompt, sampling, id=id)
+        return request_of(self.model, self.config, prompt, sampling, id=id, brings=brings)
 
     def add(self, request: Request, *, stream: bool = False, outbox: deque[Update] | None = None) -> None:
         """Queues a request and returns at once; `step` runs it and returns its updates.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from detspec.checkpoint.load import Model
@@ -12,6 +12,7 @@ from detspec.environment import default_schedule
 from detspec.errors import InputError, shortened, shown
 from detspec.generation.checks import check_ids, check_prompt, check_type
 from detspec.plain import plain_ids
+from detspec.riders.rider import NOTHING
 from detspec.sampling_params import SamplingParams
 from detspec.thinking.rider import thinks
 
@@ -27,10 +28,16 @@ def check_is_model(given: Any) -> None:
 
 
 def request_of(
-    model: Model, config: EngineConfig, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0"
+    model: Model,
+    config: EngineConfig,
+    prompt: str | Sequence[int],
+    sampling: SamplingParams,
+    *,
+    id: str = "0",
+    brings: Mapping[str, Any] = NOTHING,
 ) -> Request:
     """Tokenizes and checks one prompt for engines of `model` and `config`; raises `InputError` as `check_request` does."""
-    return check_request(model, config, Request(id, tokens_of(model, prompt), sampling))
+    return check_request(model, config, Request(id, tokens_of(model, prompt), sampling, brings=brings))
 
 
 def to_score(

@@ -13,8 +13,10 @@ import platform
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +47,22 @@ def target(function: str, dtype: DTypeLike) -> str:
         raise InputError(f'"cpu" kernels take {", ".join(map(str, DTYPES))}, got {jnp.dtype(dtype)}')
     with _lock:
         return f"{function}_{_register(DTYPES[jnp.dtype(dtype)])}"
+
+
+def kernel(function: str, dtype: DTypeLike, result: Any, *, in_place: Mapping[int, int] | None = None) -> Callable[..., Any]:
+    """The call of a function of `kernels.c` inside of a program, as `target` finds it.
+
+    `jax.vmap` of it runs the kernel on one element after the other, so each has the bits that it has by itself. It has no
+    derivative.
+
+    Args:
+        function: its name, such as "detspec_linear".
+        dtype: of weights or cache.
+        result: shape and dtype of what it returns, or a list of them.
+        in_place: by the number of an argument that it changes where it lies, the number of the result that this is.
+    """
+    aliases = None if in_place is None else dict(in_place)
+    return jax.ffi.ffi_call(target(function, dtype), result, vmap_method="sequential", input_output_aliases=aliases)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from detspec.native.library import target
+from detspec.native.library import kernel
 from detspec.schedule import Numerics
 
 SumFn = Callable[[jax.Array], jax.Array]  # [..., n] -> [...]
@@ -40,7 +40,7 @@ def native_sum(x: jax.Array) -> jax.Array:
 def cpu_sum(x: jax.Array, *, cache_dtype: str) -> jax.Array:
     """`fixed_sum` of float32 by a kernel in C, in an order of its own; the kernels for `cache_dtype` have it, too."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    call = jax.ffi.ffi_call(target("detspec_sum", cache_dtype), jax.ShapeDtypeStruct(rows.shape[:1], jnp.float32))
+    call = kernel("detspec_sum", cache_dtype, jax.ShapeDtypeStruct(rows.shape[:1], jnp.float32))
     return call(rows).reshape(x.shape[:-1])
 
 

@@ -52,6 +52,12 @@ class Stats:
     def __add__(self, other: "Stats") -> "Stats":
         return Stats(*(getattr(self, name) + getattr(other, name) for name in COUNTED))
 
+    def __str__(self) -> str:
+        """Shows a line for each count and each rate; `repr` is one line."""
+        rates = ("draft_acceptance_rate", "mean_acceptance_length")
+        lines = {name: [f"{getattr(self, name):,}"] for name in COUNTED}
+        return _table(lines | {name: [f"{getattr(self, name):.2f}"] for name in rates})
+
 
 COUNTED = tuple(field.name for field in dataclasses.fields(Stats))  # the order of columns
 
@@ -66,12 +72,26 @@ class Counters(Struct):
             raise AttributeError(name)
         return self.counts[:, COUNTED.index(name)]
 
+    def __str__(self) -> str:
+        """Shows a line for each count, with a column for each sequence; inside a program as `repr` does."""
+        if isinstance(self.counts, jax.core.Tracer):
+            return repr(self)
+        columns = np.asarray(self.counts).T
+        return _table({name: [f"{number:,}" for number in column] for name, column in zip(COUNTED, columns, strict=True)})
+
     def add(self, **more: jax.Array) -> "Counters":
         """Adds `[B]` int32 or bool to some counts."""
         B = self.counts.shape[0]
         added = [jnp.asarray(more.pop(name, np.zeros(B, np.int32)), jnp.int32) for name in COUNTED]
         assert not more, f"not counted: {more}"
         return Counters(self.counts + jnp.stack(added, axis=1))
+
+
+def _table(lines: dict[str, list[str]]) -> str:
+    """A line for each name, its values to the right below each other."""
+    first = max(map(len, lines))
+    width = max(len(value) for values in lines.values() for value in values)
+    return "\n".join(f"{name:{first}}{''.join(f'  {value:>{width}}' for value in values)}" for name, values in lines.items())
 
 
 def _init(cfg: ModelConfig, capacity: Capacity) -> Counters:

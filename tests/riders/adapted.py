@@ -21,10 +21,10 @@ MODEL = Model(CFG, PARAMS, None, (), digest_model(CFG, PARAMS))
 BROUGHT = ("letters", None, "memos", "letters", None, "memos")
 
 
-def engine_of(method: str, riders: Sequence[Rider]) -> Engine:
+def engine_of(method: str, riders: Sequence[Rider], model: Model = MODEL) -> Engine:
     """Four places and pages for two of them, so that sequences are preempted half way; all engines share programs."""
     config = EngineConfig(max_requests=4, max_len=64, method=method, num_pages=8, num_speculative_tokens=3, schedule=SCHEDULE)
-    return Engine(MODEL, config, riders=riders)
+    return Engine(model, config, riders=riders)
 
 
 def requests(brought: Sequence[str | None] = BROUGHT) -> list[Request]:

@@ -5,23 +5,75 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Request
+from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.riders.rider import Rider, shares_pages
 from detspec.sampling_params import SamplingParams
-from tests.engine.byte_model import SCHEDULE
+from tests.engine.byte_model import SCHEDULE, facts, some_prompts
 from tests.examples import example
-from tests.riders.adapted import MODEL, engine_of, requests
+from tests.riders.adapted import MODEL, engine_of, requests, run
+
+# Some of its tokens are far more likely than others.
+SHARP = dataclasses.replace(MODEL, params={**MODEL.params, "head": MODEL.params["head"] * 4}, digest="sharp")
 
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory) -> ModuleType:
     return example("Adapters of low rank", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def top_a(tmp_path_factory) -> ModuleType:
+    return example("A sampling rule of your own", tmp_path_factory)
+
+
+def sampled(a: float | None) -> list[Request]:
+    """Requests at temperature 1, all of them with the rule or none."""
+    sampling = SamplingParams(max_tokens=30, temperature=1.0, logprobs=1)
+    brings = {} if a is None else {"top_a": a}
+    return [
+        Request(str(i), tuple(prompt), dataclasses.replace(sampling, seed=i), brings=brings)
+        for i, prompt in enumerate(some_prompts(6))
+    ]
+
+
+def least_margin(completions: Sequence[Completion], a: float = 0.5) -> float:
+    """The smallest `log p - log(a * largest p ** 2)` among all their tokens."""
+    return min(
+        logprob - np.log(a) - 2 * top[0][1]
+        for completion in completions
+        for logprob, top in zip(completion.logprobs, completion.top_logprobs, strict=True)
+    )
+
+
+def test_sampling_rule_of_the_page_drops_what_it_says(top_a):
+    engine = engine_of("none", (top_a.TOP_A,), SHARP)
+    assert least_margin(run(engine, sampled(0.5))) > -1e-4  # log-probabilities are rounded
+    assert least_margin(run(engine, sampled(None))) < -1
+    with pytest.raises(InputError, match=r"top_a must be a number between 0 and 1, got 1\.5"):
+        run(engine, sampled(1.5))
+
+
+@pytest.mark.optimised
+def test_sampling_rule_of_the_page_has_the_bits_of_each_request_alone(top_a):
+    """The inverse control, whose bound depends on all rows of a pass, is not certified."""
+    together = run(engine_of("self", (top_a.TOP_A,), SHARP), sampled(0.5))
+    engine = engine_of("none", (top_a.TOP_A,), SHARP)
+    alone = [run(engine, [request])[0] for request in sampled(0.5)]
+    assert [(facts(c), c.digest) for c in together] == [(facts(c), c.digest) for c in alone]
+    assert [facts(c) for c in together] != [facts(c) for c in run(engine, sampled(None))]
+
+    def by_all_rows(shared, rows, logits_f32):
+        return jnp.where(logits_f32 >= logits_f32.max() - 4, logits_f32, -jnp.inf)
+
+    with pytest.raises(InputError, match="this device does not certify the canonical pass"):
+        run(engine_of("self", (top_a.TOP_A._replace(logits=by_all_rows),), SHARP), sampled(0.5))
 
 
 def test_automaton_closes_its_brackets(tmp_path_factory):

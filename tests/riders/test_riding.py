@@ -1,5 +1,6 @@
 """The automaton of `turns` along texts that are worked out by hand, and what the host says of requests. No model runs."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.generation.init import init_riders
 from detspec.generation.insert import insert, pack_requests
-from detspec.riders.counters import COUNTERS
+from detspec.riders.counters import COUNTED, COUNTERS, Counters, Stats
 from detspec.riders.rider import Capacity, Committed, Entry
 from detspec.riders.riding import Riders, brought
 from detspec.sampling_params import SamplingParams
@@ -85,3 +86,13 @@ def test_keys_of_pages_and_facts_are_those_that_riders_say():
     assert brought((apart,), requests[0]).page_key is None
     with pytest.raises(InputError, match="those of its riders"):
         brought((TURNS,), Request("a", (1,), SamplingParams(), brings={"counters": np.zeros(3)}))
+
+
+def test_counters_print_with_their_names():
+    lines = str(Stats(num_verify_passes=11, num_draft_tokens=1234, num_rollbacks=2)).splitlines()
+    assert lines[0] == "num_verify_passes             11"
+    assert lines[1] == "num_draft_tokens           1,234"
+    assert [line.split()[0] for line in lines] == [*COUNTED, "draft_acceptance_rate", "mean_acceptance_length"]
+    counters = Counters(np.arange(18, dtype=np.int32).reshape(2, 9))
+    assert str(counters).splitlines()[1].split() == ["num_draft_tokens", "1", "10"]
+    jax.eval_shape(lambda traced: [str(traced), traced][1], counters)  # inside a program there are no numbers

@@ -10,7 +10,7 @@ import numpy as np
 
 from detspec.cache import Int8Pages, Pages, numbers
 from detspec.errors import InputError
-from detspec.native.library import target
+from detspec.native.library import kernel
 from detspec.ops.alibi import own_slopes
 from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
@@ -49,7 +49,7 @@ def paged_attention(
     slopes = own_slopes(N) if scores.alibi else np.zeros(N, np.float32)
     # As token rows: for windows of one, XLA:CPU fused a copy of the same places with the rotation before it,
     # which took 13 us instead of 3 for 8 rows.
-    call = jax.ffi.ffi_call(target("detspec_attention", values.dtype), jax.ShapeDtypeStruct((G * W, N, H), jnp.float32))
+    call = kernel("detspec_attention", values.dtype, jax.ShapeDtypeStruct((G * W, N, H), jnp.float32))
     attended = call(
         q.reshape(G * W, N, H),
         keys,
