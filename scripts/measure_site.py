@@ -72,7 +72,7 @@ def draw(tab: browser.Tab, address: str, path: Path) -> None:
         tab.show_as(width, height, phone=screen == "phone")
         tab.open(address)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_name(f"{path.stem}_{screen}.webp").write_bytes(tab.picture(quality=60))
+        path.with_name(f"{path.stem}_{screen}.webp").write_bytes(tab.picture(quality=35))
 
 
 @contextmanager
