@@ -11,7 +11,7 @@ DESCRIPTION = """Compares two outputs of `detspec generate`, request by request:
 how many texts fork, where each does and how both go on, and requests that only one output has. Exit codes: 0 both are equal;
 1 they differ; 2 bad input."""
 DETAILS = """Requests are matched by id and number of the sample. Log-probabilities are compared up to the fork: after it, they
-are of other tokens. Files may also be parquet files that `detspec convert-output` wrote."""
+are of other tokens. Files may also be parquet files that `detspec convert-output` wrote. Memory holds both."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

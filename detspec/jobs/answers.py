@@ -23,13 +23,19 @@ WHERE = "lines that `detspec generate` wrote have them; OpenAI's batch lines do 
 class Answer(NamedTuple):
     """The new tokens that a request got."""
 
-    name: str  # id of the request, with the number of the sample if it asked for several: `a[2]`
+    id: str  # of the request
+    index: int  # number of the sample; 0 if it asked for one
     token_ids: tuple[int, ...]
     logprobs: np.ndarray  # [n] float32, nan for null
     text: str  # "" if unknown
     prompt_len: int | None  # None if unknown
     prompt: tuple[int, ...] | None  # None if unknown
     mode: str  # whose log-probabilities they are, see `SamplingParams.logprobs_mode`
+
+    @property
+    def name(self) -> str:
+        """The id, with the number of any sample but the first: `a[2]`."""
+        return f"{self.id}[{self.index}]" if self.index else self.id
 
     def asks_like(self, other: "Answer") -> bool:
         """Whether prompts, as far as both are known, and modes of log-probabilities are equal."""
@@ -46,8 +52,10 @@ def answers_of(output: AnyOutput) -> list[Answer]:
         return list(_of_file(Path(output)))
     if isinstance(output, GenState):
         return list(_of_state(output))
-    if isinstance(output, Sequence) and all(isinstance(each, Completion) for each in output):
-        return [_of_completion(each) for each in output]
+    if isinstance(output, Sequence):
+        completions = [each for each in output if isinstance(each, Completion)]
+        if len(completions) == len(output):
+            return [_of_completion(each) for each in completions]
     raise InputError(
         "an output must be a list of completions, the state that detspec.generate returns, or the path of a .jsonl or .parquet "
         f"file of a job, got {shown(output)}"
@@ -56,7 +64,8 @@ def answers_of(output: AnyOutput) -> list[Answer]:
 
 def _of_completion(found: Completion) -> Answer:
     return Answer(
-        name=f"{found.id}[{found.index}]" if found.index else found.id,
+        id=found.id,
+        index=found.index,
         token_ids=found.token_ids,
         logprobs=np.asarray(found.logprobs, np.float32),
         text=found.text,
@@ -71,7 +80,7 @@ def _of_state(state: GenState) -> Iterator[Answer]:
     parts = (state.tokens, state.logprobs, state.committed, state.sampling.prompt_len)
     for number, (tokens, logprobs, end, begin) in enumerate(zip(*map(np.asarray, parts), strict=True)):
         ids = tuple(tokens[:end].tolist())
-        yield Answer(str(number), ids[begin:], logprobs[begin:end], "", int(begin), ids[:begin], "raw")
+        yield Answer(str(number), 0, ids[begin:], logprobs[begin:end], "", int(begin), ids[:begin], "raw")
 
 
 def _of_file(path: Path) -> Iterator[Answer]:
@@ -105,9 +114,9 @@ def _of_row(row: Mapping[str, Any]) -> Answer:
         raise InputError(f"token_ids and logprobs must be lists of numbers: {error}") from error
     if logprobs.shape != (len(token_ids),):
         raise InputError(f"has {len(token_ids)} token_ids and {logprobs.size} logprobs: there must be one for each token")
-    index = row.get("index")
     return Answer(
-        name=f"{row['id']}" if index is None else f"{row['id']}[{index}]",
+        id=str(row["id"]),
+        index=row.get("index") or 0,
         token_ids=token_ids,
         logprobs=logprobs,
         text=str(row.get("text") or ""),

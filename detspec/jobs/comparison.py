@@ -35,7 +35,7 @@ class ComparedText:
     """A request that both outputs have. Log-probabilities are compared up to the fork: after it, they are of other tokens.
 
     Attributes:
-        name: its id, with the number of the sample if it asked for several: `a[2]`; or its place, see `compare`.
+        name: its id, with the number of any sample but the first: `a[2]`; or its place, see `compare`.
         num_tokens: new tokens of `a` and of `b`.
         fork: where the texts go on differently; None if all tokens are equal.
         differs: bool `[n]`, True where log-probabilities of the `n` tokens before the fork have other bits.
@@ -51,7 +51,7 @@ class ComparedText:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """The result of `compare`. `print` shows it as a table.
+    """The result of `compare`, which prints as a table.
 
     Attributes:
         sides: the paths of `a` and `b`; "" for what is no file.
@@ -92,7 +92,7 @@ class Comparison:
         """The largest |difference| of log-probabilities; 0 if there is none."""
         return max((float(text.differences.max(initial=0.0)) for text in self.texts), default=0.0)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         before = " before the forks" if self.num_forks else ""
         facts = [
             ("a", self.sides[0]),
@@ -178,8 +178,8 @@ def _fork_rows(texts: Sequence[ComparedText]) -> Iterator[tuple[str, str, str, s
     """Rows of the table: the requests that fork, the earliest fork first."""
     forked = [(text.name, text.fork) for text in texts if text.fork is not None]
     for name, fork in sorted(forked, key=lambda pair: pair[1].place)[:MOST_SHOWN]:
-        goes_on = map(_goes_on, fork.token_ids, fork.texts)
-        yield name, str(fork.place), *goes_on
+        own, other = map(_goes_on, fork.token_ids, fork.texts)
+        yield name, str(fork.place), own, other
 
 
 def _goes_on(token: int | None, text: str) -> str:

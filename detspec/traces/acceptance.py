@@ -33,7 +33,7 @@ class AcceptanceCell:
 
 @dataclasses.dataclass(frozen=True)
 class AcceptanceTable:
-    """The result of `measure_acceptance`. `print` shows it as a table.
+    """The result of `measure_acceptance`, which prints as a table.
 
     Attributes:
         drafter: name of the draft source.
@@ -47,7 +47,7 @@ class AcceptanceTable:
     temperatures: tuple[float, ...]
     cells: tuple[tuple[AcceptanceCell, ...], ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [
             f"drafts of {self.drafter}: accepted, and tokens a pass",
             "temperature" + "".join(f"{f'window {window}':>16}" for window in self.windows),

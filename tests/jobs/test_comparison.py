@@ -76,9 +76,11 @@ def test_requests_of_one_side_and_other_prompts_are_named_and_make_outputs_diffe
     assert "other prompts, not compared    2: a, b" in str(asked_else)
 
 
-def test_samples_are_told_apart_and_repeated_ids_are_matched_by_place():
+def test_samples_are_told_apart_and_repeated_ids_are_matched_by_place(tmp_path: Path):
     samples = [A, replace(OTHER_A, index=1)]
     assert [text.name for text in compare(samples, samples[::-1]).texts] == ["a", "a[1]"]
+    lines = write(tmp_path / "a.jsonl", line(samples[1], index=1), line(A, index=0))
+    assert compare(samples, lines).equal
     found = compare([A, OTHER_A], [replace(A, id="0"), replace(OTHER_A, id="1"), B])
     assert ([text.name for text in found.texts], found.num_forks, found.only_b) == (["0", "1"], 0, ("2",))
 
