@@ -1,8 +1,9 @@
 """Reads outputs that are to be compared: completions, the state of `detspec.generate`, and files of jobs."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,8 @@ MORE_KEYS = ("index", "text", "prompt_len", "logprobs_mode")
 WHERE = "lines that `detspec generate` wrote have them; OpenAI's batch lines do not"
 
 
-class Answer(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answer:
     """The new tokens that a request got."""
 
     id: str  # of the request
