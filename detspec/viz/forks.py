@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from detspec.viz.colours import CHANGED, SAME
 
 GAP = 0.22  # of a row, between two rows
+MOST_BARS = 100
 
 Row = tuple[int, int | None]  # tokens of a text, and the first that differs; None if none does
 
@@ -19,9 +20,15 @@ def draw_forks(axes: Axes, rows: Sequence[Row], *, same: str = SAME, changed: st
     ordered = sorted(rows, key=lambda row: (row[1] is None, row[1]))
     places = range(len(ordered))
     forks = [length if fork is None else fork for length, fork in ordered]
-    rest = [length - fork for (length, _), fork in zip(ordered, forks, strict=True)]
-    axes.barh(places, forks, 1 - GAP, color=same, linewidth=0)
-    axes.barh(places, rest, 1 - GAP, left=forks, color=changed, linewidth=0)
+    ends = [length for length, _ in ordered]
+    if len(rows) <= MOST_BARS:
+        rest = [end - fork for end, fork in zip(ends, forks, strict=True)]
+        axes.barh(places, forks, 1 - GAP, color=same, linewidth=0)
+        axes.barh(places, rest, 1 - GAP, left=forks, color=changed, linewidth=0)
+    else:  # as two areas: gaps would be narrower than a pixel
+        edges = [place - 0.5 for place in range(len(rows) + 1)]
+        axes.stairs(forks, edges, orientation="horizontal", fill=True, color=same)
+        axes.stairs(ends, edges, baseline=forks, orientation="horizontal", fill=True, color=changed)
     axes.set(ylim=(len(ordered) - 0.5, -0.5), xlim=(0, max((length for length, _ in rows), default=1)), yticks=[])
     axes.spines[["top", "right", "left"]].set_visible(False)
 

@@ -8,7 +8,7 @@ from detspec.errors import InputError
 from detspec.jobs.comparison import ComparedText, Comparison, Fork
 from detspec.traces.draw_comparison import comparison_figure, kept_points
 from detspec.viz.colours import CHANGED, SAME
-from detspec.viz.forks import GAP
+from detspec.viz.forks import GAP, MOST_BARS
 
 
 def text(num_tokens: int, fork: int | None, differences: list[float]) -> ComparedText:
@@ -29,6 +29,16 @@ def test_rows_are_cut_at_forks_and_the_earliest_fork_is_on_top():
         *((0, 1, 4, CHANGED), (1, 3, 3, CHANGED), (2, 4, 0, CHANGED)),
     ]
     assert axes.get_title(loc="left") == "2 of 3 texts fork"
+
+
+def test_many_rows_are_drawn_as_areas_of_the_same_edges():
+    many = (*COMPARED.texts, *(text(7, None, [0]) for _ in range(MOST_BARS)))
+    axes, _ = comparison_figure(Comparison(("", ""), many, (), (), ())).axes
+    same, changed = axes.patches
+    assert list(same.get_data().values[:3]) == [1, 3, 4]
+    assert list(changed.get_data().values[:3]) == [5, 6, 4]
+    assert list(changed.get_data().baseline[:3]) == [1, 3, 4]
+    assert (to_hex(same.get_facecolor()), to_hex(changed.get_facecolor())) == (SAME, CHANGED)
 
 
 def test_points_show_zero_as_zero_and_what_is_no_number_above_all_others():
