@@ -4,8 +4,8 @@
     python scripts/measure_demo.py                     # prints the table; about half a minute for each processor
     python scripts/measure_demo.py --only AVX2 "level 0"
 
-XLA is told by a flag which instructions it may use. Kernels are compiled by a script in place of the compiler, which adds options
-of its own at the end, and knows no matrix tiles where the processor has none. Each processor begins with an empty cache.
+XLA is told by a flag which instructions it may use. Kernels are compiled by a script in place of the compiler: it adds options,
+and knows no matrix tiles where the processor has none. Each processor begins with an empty cache.
 The exit code is 1 if the demonstration fails on one of them: if no ordinary text changes, or a deterministic bit does.
 """
 

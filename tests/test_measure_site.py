@@ -5,10 +5,7 @@ import pytest
 from scripts import measure_site
 from scripts.site_pages import browser
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(browser.browser_path() is None, reason="no browser is installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(browser.browser_path() is None, reason="no browser is installed")]
 HEAD = '<!DOCTYPE html><link rel="icon" href="data:,"><meta name="viewport" content="width=device-width">'
 
 

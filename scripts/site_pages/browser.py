@@ -120,4 +120,3 @@ def tab(browser: str) -> Iterator[Tab]:
             running.wait()
             os.close(commands)
             os.close(answers)
-
