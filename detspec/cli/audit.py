@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 SUMMARY = "replay recorded completions bit for bit"
 DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced, many lines at a
 time. Compares tokens, bits of all log-probabilities, finish reason, text, digest and metadata. Names each record that
-differs, and its first differing token. Exit codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input."""
+differs, and its first differing token. Exit codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input;
+70 a crash."""
 DETAILS = """Records of ordinary requests are only counted: their bits are not promised; so are those of requests that
 failed, which hold no tokens. The manifest, read from the folder of the records, says where model and prompts lie, unless
 --model and --prompts do. Lines in OpenAI's format need not hold tokens, so they are answered again, without drafts, and the

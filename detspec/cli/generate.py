@@ -48,8 +48,8 @@ complete output is left as it is. So are the output of another job, whose differ
 wrote, unless --fresh says to write over them.
 
 Signals: SIGTERM and SIGINT finish the running segment, keep what is finished and exit; a second signal kills. Exit codes: 0
-success; 1 requests failed or lines were rejected, and the rest is written; 2 bad input; 3 the disk is full; 130 and 143
-after SIGINT and SIGTERM.
+success; 1 requests failed or lines were rejected, and the rest is written; 2 bad input; 3 the disk is full; 70 a crash, with a
+traceback; 130 and 143 after SIGINT and SIGTERM.
 
 Processes: several, which Slurm or a TPU pod starts, or which JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID
 join, share one model; the first writes the files. One that has lost the others exits with 75, and after the same commands
