@@ -45,7 +45,7 @@ def test_counts_that_become_known_late_and_stages_do_not_change_what_is_left(cap
 
 
 def test_counts_never_pass_the_total_and_no_time_left_is_negative(capsys, monkeypatch):
-    """511 are said to be finished of 500: the last line shows 500, and nothing is left."""
+    """511 are said to be finished of 500: the last line shows 500, and no time that is left."""
     clock = [0.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
     with Progress(500, "completions") as shown:
