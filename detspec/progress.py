@@ -27,7 +27,7 @@ class Progress:
         self._says = shown and not is_bar
         self._staged = False
         self._done = self._done_before = done
-        self._tokens = 0
+        self._tokens = self._live = 0
         self._began = self._said = self._started = time.perf_counter()
 
     def __enter__(self) -> "Progress":
@@ -80,6 +80,7 @@ class Progress:
     def segment(self, tokens: int, num_live: int, *, acceptance: float | None = None) -> None:
         """Counts `tokens` committed by `num_live` live sequences; `acceptance` is the share of drafted ones accepted so far."""
         self._tokens += tokens
+        self._live = num_live
         tok_per_s = self._tokens / max(time.perf_counter() - self._began, 1e-9)
         accepted = "" if acceptance is None else f", {acceptance:.1%} accepted"
         if num_live:
@@ -100,9 +101,12 @@ class Progress:
             self._say(f"{self._done} of {self.total} {self.unit}, {state}{left}")
 
     def _left(self, now: float) -> str:
-        """Estimated time for the rest as text; the bar has its own."""
+        """Estimated time for the rest as text; the bar has its own.
+
+        Nothing can be said before as many are done as are live: all began together.
+        """
         done = self._done - self._done_before
-        if not done or self._done == self.total:
+        if not done or done < self._live or self._done == self.total:
             return ""
         minutes, seconds = divmod(round((self.total - self._done) * (now - self._began) / done), 60)
         return f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"

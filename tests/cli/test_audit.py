@@ -74,6 +74,6 @@ def test_audit_reports_and_exits_with_0_then_1_then_2(folder, job, tmp_path, cap
     assert audit(folder, job, *prompts) == 2
     assert "out.jsonl line 1: lacks id" in capsys.readouterr().err
     assert audit(folder, tmp_path / "nothing") == 2
-    loading, error = capsys.readouterr().err.splitlines()
-    assert loading.startswith("detspec: loading the model ")
+    [error] = capsys.readouterr().err.splitlines()  # without loading the model before
     assert error.startswith("detspec: error: ")
+    assert "there is no such file" in error
