@@ -1,13 +1,19 @@
 """Checks of a prompt before it goes into a state."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+import jax
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError, ParameterError, shown
+from detspec.model.params import Params
 from detspec.plain import plain_list
 from detspec.sampling_params import SamplingParams
 from detspec.thinking.rider import check_thinking
+
+DIFFERENTIABLE = "take detspec.model.transformer.forward_sequences, which gives logits"
 
 
 def listed_prompts(given: Any, what: str = "prompts") -> list[Any]:
@@ -52,6 +58,30 @@ def check_core(sampling: SamplingParams) -> None:
             f"detspec.generate gives tokens of one sample and their log-probabilities: leave out {', '.join(asked)}, or use "
             "detspec.Engine"
         )
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether `tree` holds values of a jax transform, which are known only when its program runs."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def check_known(prompts: Any, what: str) -> None:
+    """Raises `InputError` if the prompts of `what` are traced: their lengths decide shapes."""
+    if is_traced(prompts):
+        raise InputError(
+            f"prompts of {what} must be known before a program is made: let jax.jit and jax.vmap take params alone"
+        )
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def without_derivative(params: Params, what: str) -> Params:
+    """`params`, with which `what` cannot be differentiated: jax.grad raises `InputError`."""
+    return params
+
+
+@without_derivative.defjvp
+def _refuse(what: str, primals: Any, tangents: Any) -> Any:
+    raise InputError(f"{what} has no derivative: {DIFFERENTIABLE}")
 
 
 def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConfig, *, max_len: int) -> None:

@@ -14,7 +14,7 @@ from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftFn, DraftParams, DraftSource, draft_fn
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError, shortened, shown
-from detspec.generation.checks import check_core, each_sampling, listed_prompts
+from detspec.generation.checks import check_core, check_known, each_sampling, is_traced, listed_prompts, without_derivative
 from detspec.generation.commit import commit
 from detspec.generation.init import start_state
 from detspec.generation.prefill import prefill, read_by_riders
@@ -122,6 +122,8 @@ def generate(
     floats nothing certifies that they are: XLA may cut a product by what else its program works out. An engine reads prompts by
     the program of its replays, by which it certifies its steps; this program is neither.
 
+    jax.jit and jax.vmap may take the weights, with the same bits. There is no derivative.
+
     Args:
         params: weights, as `Model.params`.
         cfg: shape of the model, as `Model.cfg`.
@@ -140,6 +142,9 @@ def generate(
             the schedule names; the weights lie on several chips.
     """
     check_one_chip(params, "generate")
+    check_known(prompts, "detspec.generate")
+    if is_traced(params):
+        params = without_derivative(params, "detspec.generate")
     schedule = chosen_schedule(schedule, cfg)
     prompts = [plain_ids(prompt) for prompt in listed_prompts(prompts)]
     if not prompts:

@@ -11,7 +11,8 @@ import numpy as np
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
-from detspec.generation.checks import listed_prompts
+from detspec.errors import InputError
+from detspec.generation.checks import DIFFERENTIABLE, is_traced, listed_prompts
 from detspec.generation.init import start_state
 from detspec.held import Jitted
 from detspec.mesh import check_one_chip
@@ -82,9 +83,13 @@ def score(
 
     Raises:
         InputError: a text is empty, holds an id outside the vocabulary, or does not fit `max_len`; the weights lie on several
-            chips.
+            chips; a jax transform takes it, since it gives arrays of numpy.
     """
     check_one_chip(params, "score")
+    if is_traced((params, sequences)):
+        raise InputError(
+            f"detspec.score gives arrays of numpy, so no jax transform takes it: call it outside, or {DIFFERENTIABLE}"
+        )
     sequences = [plain_ids(text, "a text") for text in listed_prompts(sequences, "texts")]
     if not sequences:
         return []

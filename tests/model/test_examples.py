@@ -1,4 +1,4 @@
-"""The kinds of layers that docs/extending.md builds: they hold what the engine promises, and the numbers that they should."""
+"""Layers and drafts that docs/extending.md builds: they hold what the engine promises, and the numbers that they should."""
 
 import dataclasses
 from types import ModuleType
@@ -127,6 +127,12 @@ def test_experts_count_as_far_as_a_token_takes_them(experts):
     dense = num_params(experts.dense) - 2 * 3 * 96 * 64
     assert num_params(experts.cfg) == dense + 2 * (4 * 3 * 48 * 64 + 4 * 64)
     assert active_params(experts.cfg) == num_params(experts.cfg) - 211 * 64 - 2 * 2 * 3 * 48 * 64
+
+
+def test_draft_source_of_the_page_is_accepted_where_a_text_repeats_itself(tmp_path_factory):
+    page = example("A text that repeats itself", tmp_path_factory)
+    assert "0, 0, 0," in page.out.text
+    assert page.out.stats.num_accepted_draft_tokens > 20
 
 
 def wrong(draft_params, params, cfg, state, schedule, num_tokens) -> Draft:

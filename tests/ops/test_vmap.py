@@ -1,0 +1,112 @@
+"""CPU kernels under `jax.vmap`: each element has the bits that it has by itself, whichever arguments are mapped."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.cache import Int8Pages
+from detspec.ops import moves
+from detspec.ops.attention import cpu as attention
+from detspec.ops.attention.scores import Scores
+from detspec.ops.linear import cpu as linear
+from detspec.ops.linear import xla
+from detspec.ops.linear.int8 import quantize
+from detspec.ops.row_sum import cpu_sum
+from detspec.schedule import Numerics
+
+RNG = np.random.default_rng(0)
+SIZE = 3  # elements
+
+
+def floats(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
+    return jnp.asarray(RNG.standard_normal(shape), dtype)
+
+
+def ints(*shape: int, below: int) -> jax.Array:
+    return jnp.asarray(RNG.integers(0, below, shape), jnp.int32)
+
+
+class Case(NamedTuple):
+    """A kernel, its arguments, and which of them are mapped: 0 along their first axis, None not at all."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    axes: tuple[Any, ...]
+
+
+X = floats(SIZE, 5, 48)
+WEIGHT = floats(32, 48)
+PAGES = floats(SIZE, 4, 2, 16, 16)  # [num_pages, K, page, H] of each element
+KEYS = PAGES.swapaxes(-1, -2)
+NEW = floats(SIZE, 3, 2, 16)
+PLACES = (jnp.asarray([2, 0, 3], jnp.int32), jnp.asarray([1, 15, 7], jnp.int32))
+INT8_PAGES = Int8Pages(jnp.zeros((SIZE, 4, 2, 16, 16), jnp.int8), jnp.zeros((SIZE, 4, 2, 16), jnp.float32))
+attend = partial(
+    attention.paged_attention, scores=Scores(0.25, None, None, False), numerics=Numerics(page=16, implementation="cpu")
+)
+CASES = {
+    "products": Case(lambda x, w: linear.linears_f32(x, [w, w]), (X, floats(SIZE, 32, 48)), (0, 0)),
+    "products with one weight": Case(lambda x, w: linear.linears_f32(x, [w]), (X, WEIGHT), (0, None)),
+    "products with several weights": Case(lambda x, w: linear.linears_f32(x, [w]), (X[0], floats(SIZE, 32, 48)), (None, 0)),
+    "products of used rows": Case(
+        lambda x, used: linear.linears_f32(x, [WEIGHT], used), (X, jnp.asarray(RNG.random((SIZE, 5)) < 0.5)), (0, 0)
+    ),
+    "products in int8": Case(lambda x: linear.int8_linears_f32(x, [quantize(WEIGHT)]), (X,), (0,)),
+    "sums": Case(partial(cpu_sum, cache_dtype="bfloat16"), (floats(SIZE, 5, 77, dtype=jnp.float32),), (0,)),
+    "attention": Case(
+        attend, (floats(SIZE, 2, 4, 4, 16), KEYS, PAGES, ints(SIZE, 2, 2, below=4), ints(SIZE, 2, 4, below=32)), (0, 0, 0, 0, 0)
+    ),
+    "attention over one cache": Case(
+        attend,
+        (floats(SIZE, 2, 4, 4, 16), KEYS[0], PAGES[0], ints(2, 2, below=4), ints(2, 4, below=32)),
+        (0, None, None, None, None),
+    ),
+    "writing pages": Case(moves.append, (PAGES, NEW, *PLACES), (0, 0, None, None)),
+    "writing pages of one cache": Case(moves.append, (PAGES[0], NEW, *PLACES), (None, 0, None, None)),
+    "writing pages in int8": Case(moves.append_int8, (INT8_PAGES, NEW, *PLACES), (0, 0, None, None)),
+    "copying pages": Case(moves.copy_pages, (PAGES, ints(SIZE, 1, below=2), 2 + ints(SIZE, 1, below=2)), (0, 0, 0)),
+    "taking rows": Case(moves.take, (floats(SIZE, 9, 8), ints(SIZE, 4, below=9)), (0, 0)),
+}
+
+
+def flat_bits(tree: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def one_by_one(case: Case) -> Any:
+    """The results of a loop over the elements, stacked."""
+
+    def element(index: int) -> tuple[Any, ...]:
+        return tuple(
+            arg if axis is None else jax.tree.map(lambda leaf: leaf[index], arg)
+            for arg, axis in zip(case.args, case.axes, strict=True)
+        )
+
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(case.fn(*element(index)) for index in range(SIZE)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_under_vmap_has_the_bits_of_a_loop(name: str):
+    case = CASES[name]
+    before = flat_bits(case.args)
+    found = jax.vmap(case.fn, case.axes)(*case.args)
+    assert flat_bits(found) == flat_bits(one_by_one(case))
+    assert flat_bits(case.args) == before  # what a kernel changes where it lies is a copy
+    assert len({leaf.tobytes() for leaf in np.asarray(jax.tree.leaves(found)[0])}) == SIZE
+
+
+def test_products_of_xla_with_several_weights_have_other_bits():
+    """The inverse control: XLA makes one product with all weights, whose sums have another order."""
+    weights = floats(SIZE, 48, 333, dtype=jnp.float32)
+    cases = [Case(xla.linear_f32, (floats(rows, 333, dtype=jnp.float32), weights), (None, 0)) for rows in (1, 4, 16)]
+    assert any(flat_bits(jax.vmap(case.fn, case.axes)(*case.args)) != flat_bits(one_by_one(case)) for case in cases)
+
+
+def test_kernel_has_no_derivative():
+    with pytest.raises(ValueError, match=r"FFI call to `detspec_linear_BF16_.*` cannot be differentiated"):
+        jax.grad(lambda x: linear.linears_f32(x, [WEIGHT])[0].sum())(X[0])
