@@ -2,8 +2,6 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-NOTEBOOKS := $(wildcard notebooks/*.py)
-CELLS = $(BIN)/jupytext --quiet --to py:percent --opt notebook_metadata_filter=-all --output -
 
 # The first Python found that is new enough; `make env PYTHON=/path/to/python` skips the search.
 SUITABLE = import sys, venv; sys.exit(sys.version_info < (3, 11))
@@ -43,7 +41,7 @@ FAST = -m 'not optimised and not kernels and not slow and not sweep'
 STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals notebooks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals prove lint format notebooks always pairs docs docs-serve dist clean
+.PHONY: help env demo test check test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals prove lint format notebooks pairs docs docs-serve dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,20 +110,11 @@ format: env ## fix and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-notebooks: $(VENV)/.installed-notebooks ## execute every notebook into out/notebooks
-	@mkdir -p out/notebooks
-	@$(MAKE) --no-print-directory --jobs 2 $(NOTEBOOKS:notebooks/%.py=out/notebooks/%.ipynb)
+notebooks: $(VENV)/.installed-notebooks ## execute every notebook into out/notebooks; what is kept in notebooks/ must be of these cells
+	@$(BIN)/python scripts/pair_notebooks.py --check
 
-out/notebooks/%.ipynb: notebooks/%.py always
-	@$(CELLS) $< > out/notebooks/$*.cells
-	@$(CELLS) notebooks/$*.ipynb | cmp --quiet out/notebooks/$*.cells - || { \
-		echo "$< and its .ipynb differ; rewrite the .ipynb: make pairs" >&2; exit 1; }
-	@echo "executing $<"
-	@$(BIN)/jupytext --quiet --to ipynb --output $@ $<
-	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter nbconvert --log-level ERROR --to notebook --execute --inplace $@
-
-pairs: $(VENV)/.installed-notebooks ## write each notebook's .ipynb from its .py, cells without outputs
-	@$(BIN)/jupytext --quiet --update --to ipynb $(NOTEBOOKS)
+pairs: $(VENV)/.installed-notebooks ## write each notebook's .ipynb from its .py, and execute it if its code or the version changed
+	@$(BIN)/python scripts/pair_notebooks.py
 
 docs: $(VENV)/.installed-docs ## build the documentation site into out/site; its links, anchors and references must lead somewhere
 	$(BIN)/python scripts/make_site.py

@@ -12,16 +12,17 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/)
+# # The same request, the same bits, in any batch
 #
-# # detspec in five minutes
+# You will see 32 requests answered twice: one at a time, and all at once. In ordinary generation several texts come out
+# different, because the order of floating-point sums follows the batch. In deterministic generation no text changes, and no bit
+# of any log-probability. A picture shows every place that changed, and the last one how `detspec` prevents it: a fast path
+# *drafts*, a canonical pass *verifies*, what agrees is *committed*, and the rest is rolled back.
 #
-# Ask a language model the same thing twice and the bits of the answer differ, because the batch around the request differed.
-# `detspec` makes them equal: a fast path only *drafts*, a canonical pass *verifies*, and what it accepts is *committed*. This
-# notebook shows it on a small model that comes with the package. It runs on a CPU, a GPU or a TPU.
+# It takes about a minute on two cores, with a small model of Python code that comes with the package. It also runs on a GPU or
+# a TPU.
 #
-# (The badge opens Colab. Give it the address of this repository, and choose `notebooks/01_quickstart.ipynb`.)
-
+# On Colab, first upload the wheel that `make dist` writes (*Files*, at the left).
 # %%
 import glob
 import importlib.util
@@ -48,11 +49,15 @@ if importlib.util.find_spec("detspec") is None:  # on Colab, say
 
 # %%
 import dataclasses
+import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
 
 import detspec as ds
+from detspec.demo.excerpts import side_by_side
 
 machine = ds.fingerprint()
 print(f"{machine['backend']}: {machine['device_kind']} | jax {machine['jax']}")
@@ -60,69 +65,100 @@ print(f"{machine['backend']}: {machine['device_kind']} | jax {machine['jax']}")
 # %% [markdown]
 # ## Load and generate
 #
-# `ds.load()` reads the small model of the package, which was trained on Python code. `ds.load("path/to/model")` reads a Hugging
-# Face folder of the Llama, Mistral, Qwen or Gemma family.
+# `ds.load()` reads the small model of the package. `ds.load("path/to/model")` reads a Hugging Face folder of the Llama,
+# Mistral, Qwen or Gemma family. An engine compiles its programs with the first request, and certifies them on this device.
 
 # %%
-model = ds.load()
-engine = ds.Engine(model, ds.EngineConfig(max_requests=16, max_len=256))
-prompts = [
+PROMPTS = (
     "def read_lines(path):\n",
     "class Point:\n    def __init__(self, x, y):\n",
     "import os\n\ndef walk(folder):\n    for name in",
     "try:\n    value = int(text)\nexcept",
-] * 4
-sampling = ds.SamplingParams(max_tokens=64, temperature=0.8, seed=1, ignore_eos=True)
-completions = engine.generate(prompts, sampling)
-print(prompts[0] + completions[0].text)
+)
+model = ds.load()
+engines = {number: ds.Engine(model, ds.EngineConfig(max_requests=number, max_len=256)) for number in (1, 32)}
+(answer,) = engines[1].generate(PROMPTS[:1], ds.SamplingParams(max_tokens=64, temperature=0.8, seed=7))
+print(PROMPTS[0] + answer.text)
 
 # %% [markdown]
-# ## The same requests, in another batch
+# ## Alone, and in a crowd
 #
-# The first four once more, this time one at a time. Nothing about a request has changed, only its neighbours.
-
+# Eight seeds for each of four prompts make 32 requests. One engine takes one at a time, the other all at once. Nothing about a
+# request changes, only its neighbours.
 
 # %%
-def generate(max_requests: int, deterministic: bool) -> list[ds.Completion]:
-    """Answers to the first four prompts, with as many prompts in the batch as it holds."""
-    engine = ds.Engine(model, ds.EngineConfig(max_requests=max_requests, max_len=256))
-    requested = dataclasses.replace(sampling, deterministic=deterministic)
-    return engine.generate(prompts[: max(max_requests, 4)], requested)[:4]
+prompts = PROMPTS * 8
+sampling = ds.SamplingParams(max_tokens=192, temperature=1.0, ignore_eos=True)
 
 
-kinds = {"ordinary": False, "deterministic": True}
-together = {kind: generate(16, deterministic) for kind, deterministic in kinds.items()}
-alone = {kind: generate(1, deterministic) for kind, deterministic in kinds.items()}
+def generate(number: int, deterministic: bool) -> list[ds.Completion]:
+    """Answers to all requests, `number` at a time."""
+    asked = dataclasses.replace(sampling, deterministic=deterministic)
+    return engines[number].generate(prompts, [dataclasses.replace(asked, seed=seed) for seed in range(32)])
+
+
+KINDS = {"ordinary": False, "deterministic": True}
+alone = {kind: generate(1, deterministic) for kind, deterministic in KINDS.items()}
+crowd = {kind: generate(32, deterministic) for kind, deterministic in KINDS.items()}
 
 # %% [markdown]
-# We compare tokens and the 32 bits of every log-probability: `==` on the bit pattern, no tolerance. Most changes are in the
-# last bits. Sooner or later one of them changes a token, and from there on the two answers differ.
-
+# We compare tokens, and the 32 bits of every log-probability: `==` on the bit pattern, no tolerance.
 
 # %%
-def changed(a: ds.Completion, b: ds.Completion) -> np.ndarray:
-    """True at every position whose token, or whose log-probability's bits, differ."""
-    bits_a, bits_b = (np.asarray(c.logprobs, np.float32).view(np.uint32) for c in (a, b))
-    return (np.asarray(a.token_ids) != np.asarray(b.token_ids)) | (bits_a != bits_b)
+SAME, BITS, TOKEN = range(3)
 
 
-differs = {kind: np.stack([changed(*pair) for pair in zip(together[kind], alone[kind], strict=True)]) for kind in together}
-print(f"{'':<16}{'positions':>10}{'changed':>10}{'answers changed':>18}")
-for kind, strip in differs.items():
-    print(f"{kind:<16}{strip.size:>10}{strip.sum():>10}{strip.any(axis=1).sum():>13} of {len(strip)}")
+def changes(a: ds.Completion, b: ds.Completion) -> np.ndarray:
+    """`SAME`, `BITS` or `TOKEN` at each place: what differs there."""
+    bits_a, bits_b = (np.asarray(each.logprobs, np.float32).view(np.uint32) for each in (a, b))
+    other_token = np.not_equal(a.token_ids, b.token_ids)
+    return np.where(other_token, TOKEN, np.where(bits_a != bits_b, BITS, SAME))
 
-assert not differs["deterministic"].any(), "a deterministic answer depended on its batch"
+
+found = {kind: np.stack([*map(changes, alone[kind], crowd[kind])]) for kind in KINDS}
+print(f"{'changed in the crowd':<24}{'texts':>12}{'log-probabilities':>22}")
+for kind, strips in found.items():
+    texts, bits = (strips == TOKEN).any(axis=1), strips != SAME
+    print(f"{kind:<24}{f'{texts.sum()} of {texts.size}':>12}{f'{bits.sum()} of {bits.size}':>22}")
+assert (found["deterministic"] == SAME).all(), "a deterministic answer depended on its batch"
 
 # %% [markdown]
-# The same as a picture: a line per answer, a column per token, red where a bit changed between the two batches.
+# Most changes are in the last bits of a number. Sooner or later one of them turns a token, and from there on a text goes
+# another way. Here is the ordinary text that did so first, with the token marked:
+
 
 # %%
-figure, axes = plt.subplots(2, 1, figsize=(9, 2.6), sharex=True, layout="constrained")
-for axis, (kind, strip) in zip(axes, differs.items(), strict=True):
-    axis.imshow(strip, aspect="auto", cmap="RdYlGn_r", vmin=0, vmax=1, interpolation="nearest")
-    axis.set_title(f"{kind}: {strip.sum()} of {strip.size} positions changed", loc="left", fontsize=10)
-    axis.set_yticks(range(len(strip)), [f"answer {i}" for i in range(len(strip))], fontsize=7)
-axes[-1].set_xlabel("position after the prompt")
+def cut_at(completion: ds.Completion, prompt: str, place: int) -> tuple[str, str, str]:
+    """The text before the token at `place`, that token's, and the text after it."""
+    before, with_token = (model.decode(completion.token_ids[:end]) for end in (place, place + 1))
+    return prompt + before, with_token[len(before) :], completion.text[len(with_token) :]
+
+
+turned = found["ordinary"] == TOKEN
+if turned.any():
+    place = turned.any(axis=0).argmax()
+    number = turned[:, place].argmax()
+    texts = {"alone": alone["ordinary"][number], "among 32": crowd["ordinary"][number]}
+    print(side_by_side({label: cut_at(text, prompts[number], place) for label, text in texts.items()}))
+else:
+    print("No ordinary text changed on this device, only bits: longer texts would.")
+
+# %% [markdown]
+# All 32 texts as a picture: a line for each, from its first new token to its last.
+
+# %%
+COLOURS = ("#dde6ee", "#f2b8a8", "#c62828")
+MEANINGS = ("same token, same bits", "same token, other bits", "another token")
+look = {"cmap": ListedColormap(COLOURS), "vmin": SAME, "vmax": TOKEN, "interpolation": "nearest"}
+figure, axes = plt.subplots(2, 1, figsize=(10, 4.8), sharex=True, layout="constrained")
+for axis, (kind, strips) in zip(axes, found.items(), strict=True):
+    texts = (strips == TOKEN).any(axis=1).sum()
+    axis.imshow(strips, aspect="auto", **look)
+    axis.set_title(f"{kind}: {texts} of {len(strips)} texts change", loc="left", fontsize=11)
+    axis.set(ylabel="request", yticks=(0, 15, 31))
+axes[-1].set_xlabel("new token")
+handles = [Patch(color=colour, label=meaning) for colour, meaning in zip(COLOURS, MEANINGS, strict=True)]
+figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
 plt.show()
 
 # %% [markdown]
@@ -136,22 +172,27 @@ plt.show()
 # title says so. The draft never changes what is committed.
 
 # %%
-trace = ds.traces.find_rollback(model, prompts[:4], window=4)
+trace = ds.traces.find_rollback(model, list(PROMPTS), window=4)
 drafted = sum(len(window.drafted) for window in trace.windows)
 accepted = sum(window.accepted for window in trace.windows)
-print(f"{trace.title}: {accepted} of {drafted} drafted tokens accepted in {len(trace.windows)} windows")
-figure = ds.traces.trace_figure(trace)
-figure
+print(f"{accepted} of {drafted} drafted tokens accepted in {len(trace.windows)} windows")
+ds.traces.trace_figure(trace)
+
+# %% [markdown]
+# ## What the bits may depend on
+#
+# `engine.fingerprint()` names it all, and every result carries it.
+
+# %%
+for name, value in engines[1].fingerprint().items():
+    print(textwrap.fill(f"{name:<18}{value}", 100, subsequent_indent=" " * 18))
 
 # %% [markdown]
 # ## Next
 #
 # * `02_drafts` looks at draft sources and the clock, `03_thinking_states` at a model that thinks while it reads,
-#   `04_your_checkpoint` loads a folder of yours, and `05_batch_job` kills a job.
+#   `04_your_checkpoint` loads a folder of yours, `05_batch_job` kills a job, and `06_serving` asks a server.
 # * `detspec doctor` certifies this device; `detspec bench` measures what determinism costs here.
 # * `detspec generate --prompts in.jsonl --out out.jsonl` writes the same bytes at any batch size, and after any restart.
-# * `engine.fingerprint()` names everything that the bits may depend on. Every result carries it:
-
-# %%
-for name, value in engine.fingerprint().items():
-    print(f"{name:<12} {value}")
+# * A GPU or TPU belongs to this notebook until its kernel is shut down. `05_batch_job` and `06_serving` start processes that
+#   need it: shut down this kernel before.

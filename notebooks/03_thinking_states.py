@@ -12,18 +12,16 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/)
-#
 # # A model that thinks while it reads
 #
 # In *Latent Reasoning with Supervised Thinking States* (arXiv 2602.08332) a model does not reason after its prompt, but while
 # it reads. After each chunk of the prompt a small head writes a short thought. The thought becomes a few vectors, the *state*,
 # which are added to the next chunk.
 #
-# We train such a model from scratch, about a minute on two cores. Then we watch it think, take its thoughts away, and put
-# another thought into its head.
+# You will see such a model trained from scratch, in about a minute on two cores. Then we watch it think, chunk by chunk, and
+# take its thoughts away: right answers drop to chance. At last we put another thought into its head, and its answer turns.
 #
-# (The badge opens Colab. Give it the address of this repository, and choose `notebooks/03_thinking_states.ipynb`.)
+# On Colab, first upload the wheel that `make dist` writes (*Files*, at the left).
 
 # %%
 import glob
@@ -121,7 +119,7 @@ config = ReasoningConfig(
 )
 work = Path(tempfile.mkdtemp(prefix="detspec-"))
 result = run_experiment(config.experiment(work), workdir=work, progress=False)
-print(result.metrics)
+print(f"right answers to new problems of 8 operations: {result.metrics['accuracy at 8']:.0%}")
 
 # %%
 log = read_log(work / "log.jsonl")
@@ -280,3 +278,5 @@ for source, prompts in (("none", [QUESTION]), ("none", [*others, QUESTION]), ("s
 # * `ds.load("thinking_parity")` is the same kind of model, trained for longer: it holds up to 100 operations.
 # * `detspec demo --thinking "A coin's state is heads. Bob flips. What's the state?"` asks it.
 # * `configs/` has sums of variables, two-hop questions, and how to train on worked examples of your own.
+# * A GPU or TPU belongs to this notebook until its kernel is shut down. Commands in a terminal, and the notebooks
+#   `05_batch_job` and `06_serving`, need it for themselves.

@@ -12,14 +12,13 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/)
-#
 # # Your own checkpoint
 #
-# From a Hugging Face folder to completions that can be audited: plan, load, examine the device, generate, replay. Without a
-# folder of your own, this notebook makes a small one with random weights. What it writes is nonsense, but its bits are exact.
+# You will see a Hugging Face folder become completions that can be audited: plan, load, examine the device, generate, replay.
+# At the end the audit finds one token that was forged. Without a folder of your own, this notebook makes a small one with
+# random weights. What that writes is nonsense, but its bits are exact. It takes less than a minute on two cores.
 #
-# (The badge opens Colab. Give it the address of this repository, and choose `notebooks/04_your_checkpoint.ipynb`.)
+# On Colab, first upload the wheel that `make dist` writes (*Files*, at the left).
 
 # %%
 import glob
@@ -99,7 +98,8 @@ for file in sorted(Path(MODEL).iterdir()):
 # ## Plan
 #
 # Does it fit, and what speed is to be expected? Arithmetic needs only `config.json`: how many bytes weights and cache take, and
-# how long a device reads and multiplies at least. For comparison, the published shape of Qwen3 8B.
+# how long a device reads and multiplies at least. The random folder is too small to be worth a line; here is the published
+# shape of Qwen3 8B, and your own folder, if there is one.
 
 # %%
 from detspec.cache import cache_bytes
@@ -109,7 +109,10 @@ from detspec.targets import TARGETS, canonical_schedule
 
 ROOM = {"max_requests": 32, "max_len": 1024}
 sizes = {}
-for name, cfg in ((Path(MODEL).name, load_config(MODEL)), ("qwen3_8b", preset("qwen3_8b"))):
+shapes = {"qwen3_8b": preset("qwen3_8b")}
+if MODEL != "random_qwen3":
+    shapes[Path(MODEL).name] = load_config(MODEL)
+for name, cfg in shapes.items():
     print(f"{name}: {ROOM['max_requests']} requests of {ROOM['max_len']} positions")
     print(f"  {'device':<12}{'weights':>11}{'cache':>11}{'usable':>11}{'ordinary':>16}{'deterministic':>18}")
     for target in TARGETS.values():
@@ -243,3 +246,5 @@ assert code == 1, "the audit missed a forged token"
 # * `05_batch_job`: the same job, killed and resumed, in shards, to the same bytes.
 # * `ds.load(MODEL, weights="int8")` halves the memory of the weights; `chips=4` cuts them over four devices.
 # * `model.chat_prompt([{"role": "user", "content": "Hi"}])` uses the chat template of your folder, if it has one.
+# * A GPU or TPU belongs to this notebook until its kernel is shut down. Commands in a terminal, and the notebooks
+#   `05_batch_job` and `06_serving`, need it for themselves.

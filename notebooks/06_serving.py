@@ -12,16 +12,14 @@
 # ---
 
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/)
-#
 # # A server whose equal requests get equal answers
 #
 # Servers put requests into batches as they come, and the order of floating-point sums follows the batch. So the same request
 # may get another answer at another load, with temperature 0, too. `detspec serve` has OpenAI's interface and one more promise:
-# equal `system_fingerprint` and equal request mean equal choices, to the bit. Here a server is asked at several loads, and its
-# answers are audited afterwards.
+# equal `system_fingerprint` and equal request mean equal choices, to the bit. You will see a server asked at several loads, a
+# picture of the answers that changed and of its speed, and an audit of all it said. It takes about a minute on two cores.
 #
-# (The badge opens Colab. Give it the address of this repository, and choose `notebooks/06_serving.ipynb`.)
+# On Colab, first upload the wheel that `make dist` writes (*Files*, at the left).
 
 # %%
 import glob
@@ -50,8 +48,12 @@ if importlib.util.find_spec("detspec") is None:  # on Colab, say
 # %% [markdown]
 # ## The server
 #
-# It is a process of its own, and the only one that touches the device. It opens its port at once; `/health` says "ready" when
-# a program is certified that can run any request. The others are compiled while it answers. `--log` keeps what it answers.
+# It is a process of its own, and the only one that touches the device. It opens its port at once; `/health` says "ready" when a
+# program is certified that can run any request. The others are compiled while it answers; with `--method none`, which does
+# without drafts, they are few. `--log` keeps what it answers.
+#
+# On a GPU or TPU, first shut down the kernels of other notebooks: a TPU belongs to one process at a time, and jax reserves most
+# of a GPU's memory.
 
 # %%
 import re
@@ -78,8 +80,8 @@ def is_ready(url: str) -> bool:
         return False
 
 
-command = [*DETSPEC, "serve", "--port", "0", "--max-requests", "16", "--max-len", "256", "--log", str(LOG)]
-server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+command = [*DETSPEC, "serve", "--port", "0", "--max-requests", "16", "--max-len", "256", "--method", "none"]
+server = subprocess.Popen([*command, "--log", str(LOG)], stderr=subprocess.PIPE, text=True)
 lines = [server.stderr.readline().strip() for _ in range(2)]
 print(*lines, sep="\n")
 url = re.search(r"http://\S+", lines[1])[0]
@@ -116,9 +118,10 @@ assert text == answer.choices[0].text
 # %% [markdown]
 # ## Other loads
 #
-# 96 requests, greedy and sampled, of 8 to 64 new tokens: first one after the other, then 4 and then 32 at a time. Every
-# answer is compared: text, tokens, and all bits of all log-probabilities. The same once more with
-# `is_deterministic: false`, which is what servers usually do. That is the control: something should change there.
+# 96 requests, sampled and greedy, of 16 to 128 new tokens: first one after the other, then 4 and then 32 at a time. Every
+# answer is compared: its tokens, and all bits of all log-probabilities. Then the same once more with `is_deterministic: false`,
+# which is what servers usually do. That is the control: something should change there. Before the clock starts, the server gets
+# a minute to compile the rest of its programs.
 
 # %%
 VERBS = ("read", "write", "parse", "merge", "split", "count", "sort", "find")
@@ -126,21 +129,21 @@ THINGS = ("lines", "words", "files", "paths", "dates", "names")
 PROMPTS = [f"def {verb}_{thing}(" for verb in VERBS for thing in THINGS] * 2
 
 
-def ask(number: int, is_deterministic: bool) -> str:
-    """The choices of one answer, as JSON."""
+def ask(number: int, is_deterministic: bool) -> tuple[list[int], list[float]]:
+    """Tokens of one answer, and their log-probabilities."""
     found = client.completions.create(
         model="tiny_python",
         prompt=PROMPTS[number],
-        max_tokens=8 + 14 * (number % 5),
-        temperature=(0.0, 0.8)[number % 2],
+        max_tokens=16 + 28 * (number % 5),
+        temperature=(0.0, 1.0, 1.0, 1.0)[number % 4],
         seed=number,
         logprobs=0,
         extra_body={"is_deterministic": is_deterministic, "ignore_eos": True, "return_token_ids": True},
     )
-    return found.choices[0].model_dump_json(exclude={"digest"})
+    return found.choices[0].token_ids, found.choices[0].logprobs.token_logprobs
 
 
-def ask_all(width: int, is_deterministic: bool) -> tuple[list[str], float]:
+def ask_all(width: int, is_deterministic: bool) -> tuple[list[tuple[list[int], list[float]]], float]:
     """All answers, `width` requests at a time, and how many a second there were."""
     began = time.perf_counter()
     with ThreadPoolExecutor(width) as threads:
@@ -148,35 +151,46 @@ def ask_all(width: int, is_deterministic: bool) -> tuple[list[str], float]:
     return found, len(found) / (time.perf_counter() - began)
 
 
+def num_compiling() -> int:
+    """Programs that the server has still to compile."""
+    metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
+    return int(float(re.search(r"^detspec:num_programs_compiling (\S+)", metrics, re.MULTILINE)[1]))
+
+
+while num_compiling() and time.perf_counter() - began < 60:
+    time.sleep(0.5)
+
 WIDTHS = (1, 4, 32)
-changed: dict[bool, list[int]] = {True: [], False: []}
+NAMES = {True: "deterministic", False: "ordinary"}
+texts: dict[bool, list[int]] = {True: [], False: []}  # that are not those of one request at a time
+answers: dict[bool, list[int]] = {True: [], False: []}  # whose tokens, or log-probabilities, are not
 speeds: dict[bool, list[float]] = {True: [], False: []}
-for is_deterministic in (True, False):
-    alone: list[str] = []
+for is_deterministic in NAMES:
+    alone = []
     for width in WIDTHS:
         found, speed = ask_all(width, is_deterministic)
         alone = alone or found
-        changed[is_deterministic].append(sum(a != b for a, b in zip(alone, found, strict=True)))
+        texts[is_deterministic].append(sum(a[0] != b[0] for a, b in zip(alone, found, strict=True)))
+        answers[is_deterministic].append(sum(a != b for a, b in zip(alone, found, strict=True)))
         speeds[is_deterministic].append(speed)
-print("requests at a time         ", *(f"{width:6}" for width in WIDTHS))
-for is_deterministic, name in ((True, "deterministic"), (False, "ordinary")):
-    print(f"{name:14} answers moved", *(f"{number:6}" for number in changed[is_deterministic]))
-    print(f"{name:14} answers/s    ", *(f"{speed:6.1f}" for speed in speeds[is_deterministic]))
-assert changed[True] == [0, 0, 0], "an answer depended on the load"
-if not any(changed[False]):
-    print("No ordinary answer moved here: this device computes the same in any batch, or the load was too small to show it.")
+print(f"{'requests at a time':<44}", *(f"{width:6}" for width in WIDTHS))
+for is_deterministic, name in NAMES.items():
+    print(f"{name:<15}{'texts that changed':<29}", *(f"{number:6}" for number in texts[is_deterministic]))
+    print(f"{'':<15}{'texts or log-probabilities':<29}", *(f"{number:6}" for number in answers[is_deterministic]))
+    print(f"{'':<15}{'answers a second':<29}", *(f"{speed:6.1f}" for speed in speeds[is_deterministic]))
+assert answers[True] == [0, 0, 0], "an answer depended on the load"
+if not any(answers[False]):
+    print("No ordinary answer changed here: this device computes the same in any batch, or the load was too small to show it.")
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-NAMES = {True: "deterministic", False: "ordinary"}
 COLOURS = {True: "#1b6ca8", False: "#7a7a7a"}
 for aside, (is_deterministic, name) in zip((-0.2, 0.2), NAMES.items(), strict=True):
     places = [place + aside for place in range(len(WIDTHS))]
     left.bar(places, speeds[is_deterministic], 0.38, color=COLOURS[is_deterministic], label=name)
-    shares = [100 * number / len(PROMPTS) for number in changed[is_deterministic]]
-    bars = right.bar(places, shares, 0.38, color=COLOURS[is_deterministic], label=name)
-    right.bar_label(bars, changed[is_deterministic], fontsize=9)
-for axes, title in ((left, "answers a second"), (right, "answers that are not those of one at a time [%]")):
+    bars = right.bar(places, texts[is_deterministic], 0.38, color=COLOURS[is_deterministic], label=name)
+    right.bar_label(bars, texts[is_deterministic], fontsize=9)
+for axes, title in ((left, "answers a second"), (right, f"texts of {len(PROMPTS)} that changed with the load")):
     axes.set(title=title, xlabel="requests at a time")
     axes.set_xticks(range(len(WIDTHS)), WIDTHS)
     axes.spines[["top", "right"]].set_visible(False)

@@ -4,7 +4,7 @@
     python scripts/make_site.py         # into out/site; docs/zensical.toml says how it looks
 
 1. `site_pages/gather.py` copies pages into out/pages: Markdown of the repository with its links rewritten, notebooks with
-   outputs if out/notebooks has them, what each command's --help prints, and a page for each group of public names.
+   the outputs kept in them, what each command's --help prints, and a page for each group of public names.
 2. zensical turns them into HTML; mkdocstrings puts docstrings in. A warning of either ends the build.
 3. `site_pages/check.py` reads the HTML: links, anchors, and that nothing is loaded from another host.
 """

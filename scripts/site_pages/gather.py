@@ -35,8 +35,7 @@ def gather(root: Path, out: Path) -> None:
             text = folder.relinked(folder.text(source), source, page)
             folder.write(page, markdown.with_blank_before_lists(text))
     for source in folder.notebooks:
-        executed = root / "out" / NOTEBOOKS / f"{source.stem}.ipynb"
-        text, pictures = notebooks.notebook_page(root / source, executed)
+        text, pictures = notebooks.notebook_page(root / source.with_suffix(".ipynb"))
         page = folder.pages[source]
         folder.write(page, folder.relinked(text, source, page, own=pictures))
         for name, data in pictures.items():

@@ -1,11 +1,9 @@
-"""Notebooks as pages: with outputs if they were executed as they are, else without."""
+"""Notebooks as pages, with the outputs that are kept in them."""
 
-import re
 from pathlib import Path
 
-import jupytext
+import nbformat
 from nbconvert import MarkdownExporter
-from nbformat import NotebookNode
 
 # What cells print becomes a block of its own kind, which site.css sets apart from code.
 TEMPLATE = """{% extends "markdown/index.md.j2" %}
@@ -20,27 +18,11 @@ TEMPLATE = """{% extends "markdown/index.md.j2" %}
 ```
 {% endblock %}
 """
-TITLE = re.compile(r"^# .+$", re.MULTILINE)
-NOT_EXECUTED = "*Shown without outputs: `make notebooks` had not executed it when this page was made.*"
 
 
-def notebook_page(source: Path, executed: Path) -> tuple[str, dict[str, bytes]]:
-    """Markdown of the notebook `source`, cells in a `.py`, and its pictures by their path from the page.
-
-    Outputs come from `executed`, which `make notebooks` writes, if its cells are those of `source`.
-    """
-    notebook = jupytext.read(source)
-    found = jupytext.read(executed) if executed.exists() else None
-    has_outputs = found is not None and cells(found) == cells(notebook)
-    shown = found if has_outputs else notebook
-    shown.metadata["language_info"] = {"name": "python"}
-    files = {"unique_key": source.stem, "output_files_dir": f"{source.stem}_files"}
-    text, resources = MarkdownExporter(raw_template=TEMPLATE).from_notebook_node(shown, resources=files)
-    if not has_outputs:
-        text = TITLE.sub(rf"\g<0>\n\n{NOT_EXECUTED}", text, count=1)
+def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """Markdown of the notebook at `path`, an `.ipynb`, and its pictures by their path from the page."""
+    files = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
+    notebook = nbformat.read(path, as_version=4)
+    text, resources = MarkdownExporter(raw_template=TEMPLATE).from_notebook_node(notebook, resources=files)
     return text, resources["outputs"]
-
-
-def cells(notebook: NotebookNode) -> list[tuple[str, str]]:
-    """Kind and source of each cell."""
-    return [(cell.cell_type, cell.source) for cell in notebook.cells]
