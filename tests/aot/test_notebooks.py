@@ -136,6 +136,10 @@ FIRST: Mapping[str, Notebook] = {
 # program at other sizes.
 ALIKE = ("self", "answer", "own checkpoint")
 MORE: Mapping[str, Notebook] = {
+    "ordinary, alone": Notebook(engine(SHIPPED, "ordinary", max_requests=1), 1),
+    "ordinary, in a crowd": Notebook(engine(SHIPPED, "ordinary", max_requests=32), 1),
+    "none, alone": Notebook(engine(SHIPPED, "1x1 none", max_requests=1), 1),
+    "none, in a crowd": Notebook(engine(SHIPPED, "32x1 none", max_requests=32), 1),
     "none of 256 rows": Notebook(engine(SHIPPED, "256x1 none", method="none"), 1),
     "ngram of 256 rows": Notebook(engine(SHIPPED, " ngram", place=1, method="ngram", **DRAFTS), 2),
     "self of 256 rows": Notebook(engine(SHIPPED, "32x8 self", method="self", **DRAFTS), 2),
