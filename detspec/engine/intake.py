@@ -10,7 +10,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.environment import default_schedule
 from detspec.errors import InputError, shortened, shown
-from detspec.generation.checks import check_ids, check_prompt, check_type
+from detspec.generation.checks import check_ids, check_prompt, check_type, is_traced
 from detspec.plain import plain_ids
 from detspec.riders.rider import NOTHING
 from detspec.sampling_params import SamplingParams
@@ -21,10 +21,12 @@ MAX_SHOWN = 80  # characters of what is no model
 
 
 def check_is_model(given: Any) -> None:
-    """Raises `InputError` for anything but a model."""
+    """Raises `InputError` for anything but a model whose weights are known."""
     if not isinstance(given, Model):
         what = shortened(shown(given), MAX_SHOWN)
         raise InputError(f"an engine takes a model, as detspec.load gives it, got {what}: load it first")
+    if is_traced(given.params):
+        raise InputError("an engine runs programs of its own: make it outside of jax.jit, jax.grad and jax.vmap")
 
 
 def request_of(

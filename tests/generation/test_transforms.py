@@ -149,16 +149,31 @@ def test_generate_state_donates_its_state_and_no_weights(page):
         (lambda: jax.jit(score)(ZEROS), NO_TRANSFORM),
         (lambda: jax.grad(score)(ZEROS), NO_TRANSFORM),
         (lambda: jax.vmap(score)(jax.tree.map(lambda leaf: leaf[None], ZEROS)), NO_TRANSFORM),
+        (lambda: jax.jit(engine)(ZEROS), "an engine runs programs of its own: make it outside of jax.jit"),
     ],
-    ids=["grad of generate", "jit of prompts", "jit of score", "grad of score", "vmap of score"],
+    ids=["grad of generate", "jit of prompts", "jit of score", "grad of score", "vmap of score", "jit of an engine"],
 )
 def test_transform_that_does_not_apply_says_what_to_do(refused: Callable[[], Any], says: str):
     with pytest.raises(ds.InputError, match=says):
         refused()
 
 
+def engine(params: Params) -> Any:
+    return ds.Engine(ds.Model(CFG, params, None, (), "traced")).num_places
+
+
 def score(params: Params) -> Any:
     return ds.score(params, CFG, PROMPTS, schedule=SCHEDULE)[0]
+
+
+def test_loops_of_jax_take_generation_and_whole_sequences():
+    several = jax.tree.map(lambda leaf: leaf[None], ZEROS)
+    assert jax.eval_shape(lambda params: jax.lax.map(generate, params), several).committed.shape == (1, 2)
+
+    def descend(params: Params, tokens: jax.Array) -> tuple[Params, None]:
+        return jax.tree.map(jnp.subtract, params, jax.grad(loss)(params, tokens)), None
+
+    assert jax.eval_shape(partial(jax.lax.scan, descend), ZEROS, TOKENS[None])[0]["embed"].shape == (96, 32)
 
 
 def test_step_has_no_derivative():
