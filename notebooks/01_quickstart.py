@@ -16,8 +16,8 @@
 #
 # You will see 32 requests answered twice: one at a time, and all at once. In ordinary generation several texts come out
 # different, because the order of floating-point sums follows the batch. In deterministic generation no text changes, and no bit
-# of any log-probability. A picture shows every place that changed, and the last one how `detspec` prevents it: a fast path
-# *drafts*, a canonical pass *verifies*, what agrees is *committed*, and the rest is rolled back.
+# of any log-probability. A picture shows where texts fork, and the last one how `detspec` prevents it: a fast path *drafts*, a
+# canonical pass *verifies*, what agrees is *committed*, and the rest is rolled back.
 #
 # It takes about a minute on two cores, with a small model of Python code that comes with the package. It also runs on a GPU or
 # a TPU.
@@ -51,13 +51,9 @@ if importlib.util.find_spec("detspec") is None:  # on Colab, say
 import dataclasses
 import textwrap
 
-import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.colors import ListedColormap
-from matplotlib.patches import Patch
-
 import detspec as ds
-from detspec.demo.excerpts import side_by_side
+
+# %matplotlib inline
 
 machine = ds.fingerprint()
 print(f"{machine['backend']}: {machine['device_kind']} | jax {machine['jax']}")
@@ -102,64 +98,29 @@ alone = {kind: generate(1, deterministic) for kind, deterministic in KINDS.items
 crowd = {kind: generate(32, deterministic) for kind, deterministic in KINDS.items()}
 
 # %% [markdown]
-# We compare tokens, and the 32 bits of every log-probability: `==` on the bit pattern, no tolerance.
+# `ds.compare` compares tokens, and the 32 bits of every log-probability: `==` on the bit pattern, no tolerance.
 
 # %%
-SAME, BITS, TOKEN = range(3)
-
-
-def changes(a: ds.Completion, b: ds.Completion) -> np.ndarray:
-    """`SAME`, `BITS` or `TOKEN` at each place: what differs there."""
-    bits_a, bits_b = (np.asarray(each.logprobs, np.float32).view(np.uint32) for each in (a, b))
-    other_token = np.not_equal(a.token_ids, b.token_ids)
-    return np.where(other_token, TOKEN, np.where(bits_a != bits_b, BITS, SAME))
-
-
-found = {kind: np.stack([*map(changes, alone[kind], crowd[kind])]) for kind in KINDS}
+compared = {kind: ds.compare(alone[kind], crowd[kind]) for kind in KINDS}
 print(f"{'changed in the crowd':<24}{'texts':>12}{'log-probabilities':>22}")
-for kind, strips in found.items():
-    texts, bits = (strips == TOKEN).any(axis=1), strips != SAME
-    print(f"{kind:<24}{f'{texts.sum()} of {texts.size}':>12}{f'{bits.sum()} of {bits.size}':>22}")
-assert (found["deterministic"] == SAME).all(), "a deterministic answer depended on its batch"
+for kind, found in compared.items():
+    texts = f"{found.num_forks} of {len(found.texts)}"
+    print(f"{kind:<24}{texts:>12}{f'{found.num_logprobs_differ:,} of {found.num_logprobs:,}':>22}")
+assert compared["deterministic"].equal, "a deterministic answer depended on its batch"
 
 # %% [markdown]
-# Most changes are in the last bits of a number. Sooner or later one of them turns a token, and from there on a text goes
-# another way. Here is the ordinary text that did so first, with the token marked:
-
+# Most changes are small. Sooner or later one of them turns a token, and from there on a text goes another way.
+# Log-probabilities are compared up to there. The ordinary texts in full:
 
 # %%
-def cut_at(completion: ds.Completion, prompt: str, place: int) -> tuple[str, str, str]:
-    """The text before the token at `place`, that token's, and the text after it."""
-    before, with_token = (model.decode(completion.token_ids[:end]) for end in (place, place + 1))
-    return prompt + before, with_token[len(before) :], completion.text[len(with_token) :]
-
-
-turned = found["ordinary"] == TOKEN
-if turned.any():
-    place = turned.any(axis=0).argmax()
-    number = turned[:, place].argmax()
-    texts = {"alone": alone["ordinary"][number], "among 32": crowd["ordinary"][number]}
-    print(side_by_side({label: cut_at(text, prompts[number], place) for label, text in texts.items()}))
-else:
-    print("No ordinary text changed on this device, only bits: longer texts would.")
+compared["ordinary"]
 
 # %% [markdown]
-# All 32 texts as a picture: a line for each, from its first new token to its last.
+# The same as a picture: a line for each ordinary text, and below how far its log-probabilities are apart. In the picture of the
+# deterministic ones, all would be blue.
 
 # %%
-COLOURS = ("#dde6ee", "#f2b8a8", "#c62828")
-MEANINGS = ("same token, same bits", "same token, other bits", "another token")
-look = {"cmap": ListedColormap(COLOURS), "vmin": SAME, "vmax": TOKEN, "interpolation": "nearest"}
-figure, axes = plt.subplots(2, 1, figsize=(10, 4.8), sharex=True, layout="constrained")
-for axis, (kind, strips) in zip(axes, found.items(), strict=True):
-    texts = (strips == TOKEN).any(axis=1).sum()
-    axis.imshow(strips, aspect="auto", **look)
-    axis.set_title(f"{kind}: {texts} of {len(strips)} texts change", loc="left", fontsize=11)
-    axis.set(ylabel="request", yticks=(0, 15, 31))
-axes[-1].set_xlabel("new token")
-handles = [Patch(color=colour, label=meaning) for colour, meaning in zip(COLOURS, MEANINGS, strict=True)]
-figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-plt.show()
+ds.traces.comparison_figure(compared["ordinary"])
 
 # %% [markdown]
 # ## Draft, verify, commit, roll back

@@ -9,7 +9,9 @@
 import base64
 import hashlib
 import io
+import re
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +26,7 @@ SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
 EXECUTED = ROOT / "out" / "notebooks"
 CHECKED_AT_A_TIME = 2  # and one is written at a time, so that timings which are kept are not those of a busy machine
 SECONDS = 1200  # that a cell may take before its run ends, on a busy machine
+WORK = re.compile(rf"{re.escape(tempfile.gettempdir())}/detspec-\w+/")  # where notebooks write; each run has another
 COLOURS = 128  # in a picture, which takes a quarter of the bytes then
 
 
@@ -33,7 +36,7 @@ def main(*, is_check: bool) -> int:
     with ThreadPoolExecutor(CHECKED_AT_A_TIME if is_check else 1) as threads:
         complaints = [line for lines in threads.map(checked if is_check else written, SOURCES) for line in lines]
     if complaints:
-        print(*complaints, "`make pairs` writes each .ipynb anew", sep="\n", file=sys.stderr)
+        print(*complaints, "remove such an .ipynb; `make pairs` writes it anew", sep="\n", file=sys.stderr)
     return len(complaints) > 0
 
 
@@ -82,13 +85,13 @@ def read(source: Path) -> NotebookNode:
 
 
 def run(source: Path) -> NotebookNode:
-    """The notebook of `source` after a run of its cells, with small pictures; it is also left in `EXECUTED`."""
+    """The notebook of `source` after a run of its cells, with tidied outputs; it is also left in `EXECUTED`."""
     print(f"executing notebooks/{source.name}", flush=True)
     notebook = read(source)
     settings = {"timeout": SECONDS, "record_timing": False, "coalesce_streams": True, "extra_arguments": ["--log-level=ERROR"]}
     NotebookClient(notebook, resources={"metadata": {"path": str(source.parent)}}, **settings).execute()
     for cell in code_cells(notebook):
-        cell.outputs = [small(output) for output in cell.outputs]
+        cell.outputs = [tidied(output) for output in cell.outputs]
     nbformat.write(notebook, EXECUTED / f"{source.stem}.ipynb")
     return notebook
 
@@ -114,8 +117,10 @@ def kinds(cell: NotebookNode) -> list[str]:
     return sorted({"a picture" if "image/png" in data else "text" for data in shown})
 
 
-def small(output: NotebookNode) -> NotebookNode:
-    """An output whose picture, if it has one, has few colours."""
+def tidied(output: NotebookNode) -> NotebookNode:
+    """An output without the folder that the run worked in, and with few colours in its picture."""
+    if "text" in output:
+        output.text = WORK.sub("", output.text)
     if "image/png" in output.get("data", {}):
         picture = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"]))).convert("RGB")
         file = io.BytesIO()

@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 MOST_BYTES = 300_000
 MOST_LINES = 45  # of what a cell prints: a screen
-TRACES = re.compile(rf"/(?:work|root|home|tmp|usr)/|{re.escape(socket.gethostname())}|Warning|Traceback|\r|\x1b|%\|")
+TRACES = re.compile(rf"/(?:work|root|home|tmp|usr)/|{re.escape(socket.gethostname())}|[Ww]arning|Traceback|\r|\x1b|%\|")
 
 
 def faults(notebook: dict[str, Any]) -> list[str]:
