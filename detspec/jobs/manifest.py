@@ -75,7 +75,7 @@ def model_facts(model: Model) -> dict[str, Any]:
 
 
 def describe_model(model: Model) -> str:
-    """The model in a line: `the shipped tiny_python, llama, 3,197,184 parameters, bfloat16, digest 1253e77ce261`."""
+    """The model in a line: `the shipped tiny_python, llama, 3,426,560 parameters, bfloat16, digest 1253e77ce261`."""
     source = f"the shipped {model.source}" if model.source in SHIPPED_MODELS else model.source
     dtype = model.cfg.dtype if model.cfg.weights is None else f"{model.cfg.dtype} as {model.cfg.weights}"
     parts = [source, model.family, f"{num_params(model.cfg):,} parameters", dtype, f"digest {model.digest[:SHOWN_DIGEST]}"]
