@@ -3,8 +3,10 @@
 import gc
 import sys
 import traceback
+import warnings
 
 from detspec.cli.commands import main
+from detspec.say import say
 
 CRASHED = 70  # as sysexits.h has it; Python's own 1 would say that requests failed, or that records do not reproduce
 
@@ -12,12 +14,16 @@ CRASHED = 70  # as sysexits.h has it; Python's own 1 would say that requests fai
 def run() -> int:
     """Runs the subcommand that the process was started with; returns its exit code, 70 with a traceback if it crashed.
 
+    Warnings are lines like all others that the command says, without the place in the code.
+
     Imports and traces make half a million objects that live until the end. Python's collector would search them at every turn,
     and twice more at the end: 0.3 s of a short command.
     """
     gc.set_threshold(10_000)
     try:
-        return main()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+            return main()
     except Exception:
         traceback.print_exc()
         return CRASHED

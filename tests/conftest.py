@@ -7,6 +7,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported; JAX_PLA
 import gc
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,7 @@ import jax
 import pytest
 
 from detspec.engine.compiled import PROGRAMS
+from detspec.native.processor import NO_COMPILER, find_compiler
 from tests.compile_budget import CompileBudget
 
 pytest_plugins = ["tests.engine.fixtures"]
@@ -81,6 +83,31 @@ def pytest_collection_finish() -> None:
     """Imported modules stay: the garbage collector need not look at them at every turn."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    """Skips a test whose fixtures need the CPU kernels where there is no C compiler."""
+    return (yield from skipped_without_compiler())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Skips a test that needs the CPU kernels where there is no C compiler: all others run with what a user has there."""
+    return (yield from skipped_without_compiler())
+
+
+def skipped_without_compiler() -> Generator[None, object, object]:
+    """Yields to a phase of a test; skips it if it failed for lack of a C compiler, itself or what it expected of an error."""
+    try:
+        return (yield)
+    except Exception as failure:
+        error: BaseException | None = failure
+        while error is not None and NO_COMPILER not in str(error):
+            error = error.__context__
+        if error is None or find_compiler() is not None:
+            raise
+        pytest.skip(NO_COMPILER)
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
