@@ -241,7 +241,7 @@ def family_of(cfg: ModelConfig) -> Family:
         fields = read_fields(describe(family, cfg), family, problems)
         if not problems and dense_config(**fields) == cfg:
             return family
-    raise InputError(f"no family of Hugging Face ({accepted}) has a model like {cfg}")
+    raise InputError(f"no family of Hugging Face ({accepted}) has a model like {cfg}: our own folders keep it (save_orbax)")
 
 
 def describe(family: Family, cfg: ModelConfig) -> HfConfig:
