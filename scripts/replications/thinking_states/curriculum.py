@@ -37,7 +37,8 @@ from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.problems.words import FILLER_ID
-from detspec.train.reasoning import ReasoningConfig, export
+from detspec.train.export import export_own
+from detspec.train.reasoning import ReasoningConfig
 from detspec.train.step import Mean, StepMetrics, divided
 from scripts.replications.thinking_states.coconut import LatentRows, forward_latent
 
@@ -116,7 +117,7 @@ class CurriculumConfig:
             return right / len(problems)
 
         def finish(params: Params) -> Result:
-            export(workdir, cfg, params, tokenizer, base.thinking.end_id)
+            export_own(workdir, cfg, params, tokenizer, base.thinking.end_id)
             curve = {n: accuracy(params, n) for n in base.eval_ops}
             write_json(workdir / "accuracy.json", {"arm": base.arm, "max_ops": base.max_ops, "accuracy": curve})
             return Result({f"accuracy at {n}": value for n, value in curve.items()}, workdir / "export")
