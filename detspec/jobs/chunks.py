@@ -145,7 +145,7 @@ def left_to(view: View, tasks: Collection[ChunkTask], worker: str) -> str:
     """The chunks of `tasks` that other workers than `worker` have to finish: `3 chunks: 2 at a-1-x, 1 at b-2-y`."""
     left = [task for task in tasks if task not in view.done]
     live = [{claim.worker for claim in view.claims.get(task, ()) if claim.is_live} - {"", worker} for task in left]
-    at = Counter(name for names in live for name in names).most_common()
+    at = Counter(name for names in live for name in sorted(names)).most_common()  # of equal numbers in the order of chunks
     parts = [f"{number} at {name}" for name, number in at[:MOST_NAMED]]
     parts += [f"others at {len(at) - MOST_NAMED} more"] if len(at) > MOST_NAMED else []
     parts += [f"{free} to be taken"] if (free := live.count(set())) else []
