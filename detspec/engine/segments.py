@@ -68,8 +68,7 @@ class Segments:
         """Copies the pages that sequences begin with, and puts them into their places when the next segment starts."""
         entries = [self._entry(each.sequence) for each in admitted if not each.sequence.is_given]
         self._device.put(entries)
-        copies = [one.copy for one in admitted if one.copy[0] != SCRATCH_PAGE]
-        if copies:
+        for copies in apart([one.copy for one in admitted if one.copy[0] != SCRATCH_PAGE]):
             self._device.copy(copies)
 
     def start(self, plan: Plan, segment: Segment, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
@@ -273,3 +272,23 @@ def _placement(sequences: Sequence[SequenceState], page_table: np.ndarray, batch
     in_use[places] = True
     free = np.flatnonzero(~in_use)[: batch - len(places)]
     return Placement(page_table.copy(), in_use, np.asarray([*places, *free], np.int32))
+
+
+def apart(copies: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Cuts (source, target) pages, in the order of admission, where one reads or writes what another before it wrote or read.
+
+    A sequence may copy the page that one before it has just copied, or get a page that one before it copies, if pages are few.
+    A program copies all its pages in any order.
+    """
+    programs: list[list[tuple[int, int]]] = []
+    sources: set[int] = set()
+    targets: set[int] = set()
+    for source, target in copies:
+        if not programs or source in targets or target in sources:
+            programs.append([])
+            sources.clear()
+            targets.clear()
+        programs[-1].append((source, target))
+        sources.add(source)
+        targets.add(target)
+    return programs

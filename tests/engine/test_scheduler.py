@@ -11,6 +11,7 @@ from detspec.cache import SCRATCH_PAGE
 from detspec.engine.decide import Segment
 from detspec.engine.request import Request
 from detspec.engine.scheduler import PagePool, Scheduler, partial_key, prefix_keys
+from detspec.engine.segments import apart
 from detspec.engine.sequence import SequenceState
 from detspec.generation.loop import NEVER
 from detspec.riders.riding import NOTHING_BROUGHT, Brought
@@ -254,3 +255,12 @@ def test_preempted_sample_goes_first_and_finds_its_pages():
     assert again is b
     assert again.length == 8
     assert again.tokens[-3:] == [9, 9, 9]
+
+
+def test_copies_that_meet_are_programs_of_their_own():
+    """A page that is copied on, one that is written over after it was copied, and one that both read."""
+    assert apart([]) == []
+    assert apart([(1, 2), (2, 3)]) == [[(1, 2)], [(2, 3)]]
+    assert apart([(1, 2), (3, 1)]) == [[(1, 2)], [(3, 1)]]
+    assert apart([(1, 2), (1, 3), (4, 5)]) == [[(1, 2), (1, 3), (4, 5)]]
+    assert apart([(1, 2), (2, 3), (3, 4), (5, 2)]) == [[(1, 2)], [(2, 3)], [(3, 4), (5, 2)]]

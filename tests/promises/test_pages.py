@@ -2,17 +2,20 @@
 
 The controls take one safeguard away each. Without verification, a request gets other bits in such company. With keys that do
 not name the tokens, pages are shared that hold another text. A preempted request that is not caught up with reads empty pages.
+Pages that are copied from each other in one program do not hold what they should.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
 
 from detspec.engine.engine import Engine
+from detspec.engine.request import Completion
 from detspec.riders.counters import Stats
 from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import facts, make_engine, ordinary
 from tests.engine.mixed_requests import SHUFFLED, mixed_requests, run
+from tests.engine.scored import bits, texts_of
 
 
 @contextlib.contextmanager
@@ -63,6 +66,26 @@ def test_abort_gives_pages_back_and_leaves_the_others_their_bits(mixed_alone, mo
     assert aborted[0].token_ids == whole.token_ids[: len(aborted[0].token_ids)]
     others = sorted((c for c in completions if c.id != "endless"), key=lambda c: (int(c.id), c.index))
     assert [(c.id, c.index, *facts(c), c.digest) for c in others] == mixed_alone
+
+
+def scores_of_equal_texts(engine: Engine, written: Sequence[Completion]) -> list[set[str]]:
+    """Different scores of eight equal texts, one text after the other; requests between them leave no page free."""
+    found = []
+    for completion in written:
+        run(engine, SHUFFLED)
+        texts, starts = texts_of([completion])
+        found.append(set(map(str, bits(engine.score(texts * 8, starts * 8)))))
+    return found
+
+
+def test_equal_texts_copy_their_last_page_from_each_other(written, model):
+    alone = [{str(each)} for each in bits(written)]
+    assert scores_of_equal_texts(make_engine(model, 8, "none"), written) == alone
+
+
+def test_control_pages_copied_from_each_other_in_one_program_give_other_bits(written, model, monkeypatch):
+    monkeypatch.setattr("detspec.engine.segments.apart", lambda copies: [copies] if copies else [])
+    assert any(len(scores) > 1 for scores in scores_of_equal_texts(make_engine(model, 8, "none"), written))
 
 
 def test_control_ordinary_requests_in_such_company_get_other_bits(one_row, three_rows, eight_rows):
