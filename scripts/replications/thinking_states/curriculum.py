@@ -33,11 +33,11 @@ from detspec.state import PAD_ID
 from detspec.train.accuracy import EVAL_SEED
 from detspec.train.data_parallel import cut
 from detspec.train.experiment import Experiment, Result
+from detspec.train.export import export_own
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.problems.words import FILLER_ID
-from detspec.train.export import export_own
 from detspec.train.reasoning import ReasoningConfig
 from detspec.train.step import Mean, StepMetrics, divided
 from scripts.replications.thinking_states.coconut import LatentRows, forward_latent
