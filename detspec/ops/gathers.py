@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def copy_pages(pages: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
-    """Pages `source [n]` of `pages [num_pages, ...]` over pages `target [n]`."""
+    """Pages `source [n]` of `pages [num_pages, ...]` over pages `target [n]`; no target may be a source of another page."""
     return pages.at[target].set(pages[source])
 
 
