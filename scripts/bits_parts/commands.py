@@ -127,10 +127,12 @@ def _run_and_keep_journal(folder: Path, args: tuple[str, ...]) -> bytes:
 
 
 def _take_files(record: Record, folder: Path) -> None:
-    """Takes in the output as bits, and the manifests without the parts that tell of times as digests."""
+    """Takes in the output as bits, and the manifests without the parts that tell of times and folders as digests."""
     for path in sorted(folder.rglob("out.*")):
         name = str(path.relative_to(folder))
         if path.suffix == ".jsonl":
             record.bits(name, path.read_bytes())
         elif path.name.endswith("manifest.json"):
-            record.digests(name, json.loads(path.read_text()))
+            manifest = json.loads(path.read_text())
+            manifest.pop("model", None)  # where it lies on this machine
+            record.digests(name, manifest)
