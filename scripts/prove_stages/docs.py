@@ -111,4 +111,6 @@ def cell(found: Mapping[str, Any] | None, stage: str, name: str) -> str:
     if entry["unit"] == "of all":
         share = "all" if entry["value"] == 1 else f"{entry['value']:.0%}"
         return f"{share}: {entry['note']}"
+    if "so far" in entry["note"]:  # a stage that was cut off while it counted
+        return f"{figure(entry)} {entry['note'].partition(';')[0]}"
     return f"{figure(entry)} (bar missed)" if entry["holds"] is False else figure(entry)
