@@ -3,21 +3,25 @@
 Nothing falls back to another one: what an implementation lacks raises. Kernels are imported when they are first called for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 
 from detspec import cache
+from detspec.errors import InputError
 from detspec.ops import gathers
 from detspec.ops.attention import int8_pages
 from detspec.ops.attention import reference as reference_attention
+from detspec.ops.experts import reference as reference_experts
 from detspec.ops.linear import int8
 from detspec.ops.linear import reference as reference_linear
 from detspec.schedule import Numerics
 
 LinearsFn = Callable[..., list[jax.Array]]  # (x [R, in], weights, used) -> float32 [R, out] of each weight
+# (x [R, in] or [R, k, in], ids [R, k], weights [E, out, in], used) -> float32 [R, k, out] of each weight
+ExpertsFn = Callable[..., list[jax.Array]]
 
 
 class Operations(NamedTuple):
@@ -25,7 +29,9 @@ class Operations(NamedTuple):
 
     paged_attention: Callable[..., jax.Array]  # see `attention.api.paged_attention`
     linears_f32: LinearsFn  # pinned products, see `linear.api.linears_fn`
+    experts_f32: ExpertsFn  # the same products, with matrices that rows choose, see `experts.api.experts_fn`
     int8_linears_f32: LinearsFn = lambda x, weights, used: int8.linears_f32(x, weights)
+    int8_experts_f32: ExpertsFn = lambda x, ids, weights, used: reference_experts.experts_f32(int8.linears_f32, x, ids, weights)
     append: Callable[..., Any] = cache.append
     append_int8: Callable[..., Any] = int8_pages.append
     copy_pages: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = gathers.copy_pages
@@ -38,7 +44,8 @@ def operations(numerics: Numerics) -> Operations:
 
 
 def _reference(numerics: Numerics) -> Operations:
-    return Operations(reference_attention.paged_attention, _of_each(reference_linear.linear_f32))
+    linears_f32 = _of_each(reference_linear.linear_f32)
+    return Operations(reference_attention.paged_attention, linears_f32, _of_linears(linears_f32))
 
 
 def _cpu(numerics: Numerics) -> Operations:
@@ -49,11 +56,12 @@ def _cpu(numerics: Numerics) -> Operations:
     return Operations(
         attention.paged_attention,
         linear.linears_f32,
+        _lacking("cpu"),
         linear.int8_linears_f32,
-        moves.append,
-        moves.append_int8,
-        moves.copy_pages,
-        moves.take,
+        append=moves.append,
+        append_int8=moves.append_int8,
+        copy_pages=moves.copy_pages,
+        take=moves.take,
     )
 
 
@@ -61,7 +69,8 @@ def _pallas_tpu(numerics: Numerics) -> Operations:
     from detspec.ops.attention import pallas_tpu as attention
     from detspec.ops.linear import pallas_tpu as linear
 
-    return Operations(attention.paged_attention, _of_each(partial(linear.linear_f32, interpret=numerics.interpret)))
+    linears_f32 = _of_each(partial(linear.linear_f32, interpret=numerics.interpret))
+    return Operations(attention.paged_attention, linears_f32, _lacking("pallas_tpu"))
 
 
 def _pallas_gpu(numerics: Numerics) -> Operations:
@@ -69,12 +78,32 @@ def _pallas_gpu(numerics: Numerics) -> Operations:
     from detspec.ops.linear import pallas_gpu as linear
 
     interpret = numerics.interpret
-    return Operations(attention.paged_attention, lambda x, weights, used: linear.linears_f32(x, weights, interpret=interpret))
+    return Operations(
+        attention.paged_attention,
+        lambda x, weights, used: linear.linears_f32(x, weights, interpret=interpret),
+        _lacking("pallas_gpu"),
+    )
 
 
 def _of_each(linear_f32: Callable[[jax.Array, jax.Array], jax.Array]) -> LinearsFn:
     """Products with several weights, one after the other, of all rows."""
     return lambda x, weights, used: [linear_f32(x, weight) for weight in weights]
+
+
+def _of_linears(linears_f32: LinearsFn) -> ExpertsFn:
+    """Products with the weights of experts, made of products with one weight, of all rows."""
+
+    def of_all(x: jax.Array, weights: Sequence[Any]) -> list[jax.Array]:
+        return linears_f32(x, weights, None)
+
+    return lambda x, ids, weights, used: reference_experts.experts_f32(of_all, x, ids, weights)
+
+
+def _lacking(implementation: str) -> ExpertsFn:
+    def refuse(*arguments: Any) -> list[jax.Array]:
+        raise InputError(f'"{implementation}" has no products with the weights of experts yet: take Numerics.linear "xla"')
+
+    return refuse
 
 
 IMPLEMENTATIONS = {"reference": _reference, "cpu": _cpu, "pallas_tpu": _pallas_tpu, "pallas_gpu": _pallas_gpu}

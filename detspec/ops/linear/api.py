@@ -41,10 +41,7 @@ def linears_fn(numerics: Numerics, used: jax.Array | None = None) -> LinearsFn:
     """
 
     def linears_f32(x: jax.Array, *weights: Matrix) -> tuple[jax.Array, ...]:
-        rounded = [weight for weight in weights if isinstance(weight, QTensor)]
-        floats = [weight for weight in weights if not isinstance(weight, QTensor)]
-        if rounded and floats:
-            raise InputError("weights that multiply the same x must be all in int8 or all in floats, got both")
+        rounded, floats = rounded_or_floats(weights)
         if rounded:
             return _int8_f32(x, rounded, numerics, used)
         if numerics.linear == "xla":
@@ -52,6 +49,15 @@ def linears_fn(numerics: Numerics, used: jax.Array | None = None) -> LinearsFn:
         return _pinned_f32(x, floats, numerics, used)
 
     return linears_f32
+
+
+def rounded_or_floats(weights: Sequence[Matrix]) -> tuple[list[QTensor], list[jax.Array]]:
+    """Weights that multiply the same `x`, those in int8 and those in floats. Raises `InputError` if there are both."""
+    rounded = [weight for weight in weights if isinstance(weight, QTensor)]
+    floats = [weight for weight in weights if not isinstance(weight, QTensor)]
+    if rounded and floats:
+        raise InputError("weights that multiply the same x must be all in int8 or all in floats, got both")
+    return rounded, floats
 
 
 def biased(y_f32: jax.Array, bias: jax.Array | None, dtype: DTypeLike) -> jax.Array:
@@ -78,8 +84,7 @@ def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics, used
     """Multiplies by weights in int8: by a kernel on the CPU, where XLA's products of integers are slow, elsewhere by XLA."""
     for weight in weights:
         _check_shapes(x, weight.values)
-    if x.shape[-1] > int8.MAX_INPUTS:
-        raise InputError(f"products in int8 have at most {int8.MAX_INPUTS} inputs, whose sum int32 holds; got {x.shape[-1]}")
+    int8.check_inputs(x.shape[-1])
     rows = x.reshape(-1, x.shape[-1])
     found = operations(numerics).int8_linears_f32(rows, weights, used)
     return tuple(y_f32.reshape(*x.shape[:-1], y_f32.shape[-1]) for y_f32 in found)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.errors import InputError
 from detspec.struct import Struct
 
 MOST = 127  # -128 is not used: products of two values fit into 14 bits and a sign, sums of two of these into 16 bits
@@ -47,6 +48,12 @@ def quantize(x: jax.Array) -> QTensor:
     # Not divided by 127: XLA may make that this product.
     scale = jnp.where(kept, largest * np.float32(1 / MOST), jnp.where(finite, 0, jnp.nan))
     return QTensor(values, scale)
+
+
+def check_inputs(number: int) -> None:
+    """Raises `InputError` if a product of `number` inputs might have a sum that int32 does not hold."""
+    if number > MAX_INPUTS:
+        raise InputError(f"products in int8 have at most {MAX_INPUTS} inputs, whose sum int32 holds; got {number}")
 
 
 def sums(x_values: jax.Array, weight_values: jax.Array) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Products of rows with the weights of experts: one contract, several implementations."""

@@ -1,0 +1,85 @@
+"""Products with the weights of experts: every implementation under the one contract, int8, derivatives, and the control."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.ops.experts.api import experts_fn
+from detspec.ops.linear.int8 import QTensor, quantize
+from detspec.schedule import Numerics
+from tests.fakes import bits
+from tests.ops.experts_contract import (
+    ExpertsContract,
+    PinnedExpertsContract,
+    Size,
+    chosen,
+    make_problem,
+    product_with_each,
+    products,
+)
+
+pytestmark = pytest.mark.optimised
+
+
+class TestXla(ExpertsContract):
+    numerics = Numerics()
+
+
+class TestReference(PinnedExpertsContract):
+    """By pairs up to four rows, by experts above."""
+
+    numerics = Numerics(linear="pinned")
+
+
+@pytest.mark.programs(20)
+@pytest.mark.parametrize("implementation", ["reference"])
+def test_bits_of_experts_in_int8_are_those_of_one_product(implementation):
+    numerics = Numerics(implementation=implementation)
+    x, own, ids, weight = make_problem(Size(8, 2, 96, 43), "bfloat16", rows=40)
+    rounded = jax.jit(quantize)(weight)
+    each = [QTensor(*leaves) for leaves in zip(rounded.values, rounded.scale, strict=True)]
+    together = np.concatenate([x, own.reshape(-1, 96)])
+    of_experts = bits(np.asarray(product_with_each(together, each, numerics=numerics)))
+    for rows, of_each in ((x, of_experts[:, :40]), (own, of_experts[:, 40:].reshape(8, 40, 2, -1))):
+        expected = chosen(of_each, ids)
+        for first, end in ((0, 40), (7, 8), (20, 23)):
+            got = products(rows[first:end], ids[first:end], rounded, rounded, numerics=numerics)
+            assert all((bits(y_f32) == expected[first:end]).all() for y_f32 in got)
+
+
+def test_products_of_xla_over_rows_by_experts_differ_alone_and_in_a_batch():
+    """The control: rows that are sorted by experts and multiplied by XLA, as others do it, have other bits alone."""
+    x, _, ids, weight = make_problem(Size(8, 2, 333, 48), "float32", rows=64)
+
+    @jax.jit
+    def arranged(x: jax.Array, ids: jax.Array) -> jax.Array:
+        order = jnp.argsort(ids.reshape(-1))
+        counts = jnp.zeros(8, jnp.int32).at[ids.reshape(-1)].add(1)
+        found = jax.lax.ragged_dot(x[order // 2], weight.swapaxes(1, 2), counts, preferred_element_type=jnp.float32)
+        return jnp.zeros_like(found).at[order].set(found).reshape(*ids.shape, -1)
+
+    together = bits(arranged(x, ids))
+    alone = np.concatenate([bits(arranged(x[row : row + 1], ids[row : row + 1])) for row in range(64)])
+    assert (alone != together).any()
+    np.testing.assert_allclose(
+        arranged(x, ids), products(x, ids, weight, numerics=Numerics())[0], rtol=0, atol=333**1.5 * 2.0**-24
+    )
+
+
+def test_derivatives_are_those_of_a_loop_in_float64():
+    x, own, ids, weight = make_problem(Size(8, 2, 96, 43), "float32", rows=40)
+    ids = np.where(np.arange(40)[:, None] % 5 == 4, 8, ids).astype(np.int32)
+    rng = np.random.default_rng(1)
+    cotangent = rng.standard_normal((40, 2, 43)).astype(np.float32)
+    for rows in (x, own):
+        _, pull_back = jax.vjp(lambda rows, weight: experts_fn(Numerics())(rows, ids, weight)[0], rows, weight)
+        of_rows, of_weight = jax.jit(pull_back)(cotangent)
+        exact_rows, exact_weight = np.zeros(rows.shape), np.zeros(weight.shape)
+        for r, j in zip(*np.nonzero(ids < 8), strict=True):
+            at = (r, j) if rows is own else r
+            exact_rows[at] += cotangent[r, j].astype(np.float64) @ weight[ids[r, j]]
+            exact_weight[ids[r, j]] += np.outer(cotangent[r, j].astype(np.float64), rows[at])
+        # Each of up to 96 additions rounds a sum of that many numbers of size 1, so about the root of their number.
+        np.testing.assert_allclose(of_rows, exact_rows, rtol=0, atol=96**1.5 * 2.0**-24)
+        np.testing.assert_allclose(of_weight, exact_weight, rtol=0, atol=96**1.5 * 2.0**-24)
