@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from detspec.checkpoint.blocks import check_cuts
-from detspec.checkpoint.families import Family, HfConfig, TensorNames
+from detspec.checkpoint.families.family import Family, HfConfig, TensorNames
 from detspec.checkpoint.files import FILE_DTYPES, Header, Problems, read_headers, read_json, write_tensors
 from detspec.checkpoint.folder import (
     ADAPTER_NAME,

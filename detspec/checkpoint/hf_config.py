@@ -4,16 +4,9 @@ import json
 import math
 from typing import Any
 
-from detspec.checkpoint.families import (
-    FAMILIES,
-    INERT_KEYS,
-    NULLABLE,
-    PATTERN_KEYS,
-    SIZE_FIELDS,
-    Family,
-    HfConfig,
-    past_max_window_layers,
-)
+from detspec.checkpoint.families import FAMILIES
+from detspec.checkpoint.families.family import NULLABLE, PATTERN_KEYS, SIZE_FIELDS, Family, HfConfig, past_max_window_layers
+from detspec.checkpoint.families.inert import INERT_KEYS
 from detspec.config import DTYPES, MAX_LAYERS, ModelConfig, RopeScaling, is_count, is_number
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, flat_fields

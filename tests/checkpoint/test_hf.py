@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.families import FAMILIES, INERT_KEYS, LLAMA, LLAMA_NAMES
+from detspec.checkpoint.families import FAMILIES
+from detspec.checkpoint.families.dense import LLAMA
+from detspec.checkpoint.families.family import LLAMA_NAMES
+from detspec.checkpoint.families.inert import INERT_KEYS
 from detspec.checkpoint.files import write_tensors
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
 from detspec.checkpoint.hf_config import DTYPE_KEYS, find_family, read_fields

@@ -15,7 +15,7 @@ import pytest
 
 from detspec.checkpoint import quantized
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.families import LLAMA_NAMES
+from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.files import Header, Problems, read_headers
 from detspec.checkpoint.hf import load_hf, named_tensors, read_hf_config
 from detspec.checkpoint.quantization_config import read_quantization

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.families import LLAMA_NAMES
+from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, named_tensors, read_params, tensor_paths
 from detspec.config import ModelConfig

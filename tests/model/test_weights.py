@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.checkpoint.families import LLAMA_NAMES
+from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
 from detspec.checkpoint.load import load_config

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import detspec as ds
-from detspec.checkpoint.families import INERT_KEYS
+from detspec.checkpoint.families.inert import INERT_KEYS
 from detspec.model.transformer import forward_sequences
 
 TOLERANCE = 2e-5  # relative to the largest logit: float32 sums in another order

@@ -1,0 +1,120 @@
+"""`Family`: how one model type of Hugging Face maps to a `ModelConfig`; and the keys and names that many of them share."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from detspec.config import ModelConfig
+
+HfConfig = dict[str, Any]
+
+# Name of a tensor -> path in the pytree. The `{}` of a path is the index of the layer. A name with one `{}` more than its path
+# names the parts of a stacked weight along its first axis; here down is `[E, D, F]`, made of E tensors `[D, F]`:
+#
+#     "model.layers.{}.mlp.experts.{}.down_proj.weight": ("layers", "{}", "experts", "down")
+TensorNames = dict[str, tuple[str, ...]]
+
+EMBEDDING: TensorNames = {"model.embed_tokens.weight": ("embed",)}
+LAYER_NAMES: TensorNames = {
+    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
+    "model.layers.{}.self_attn.q_proj.weight": ("layers", "{}", "q"),
+    "model.layers.{}.self_attn.q_proj.bias": ("layers", "{}", "q_bias"),
+    "model.layers.{}.self_attn.k_proj.weight": ("layers", "{}", "k"),
+    "model.layers.{}.self_attn.k_proj.bias": ("layers", "{}", "k_bias"),
+    "model.layers.{}.self_attn.v_proj.weight": ("layers", "{}", "v"),
+    "model.layers.{}.self_attn.v_proj.bias": ("layers", "{}", "v_bias"),
+    "model.layers.{}.self_attn.o_proj.weight": ("layers", "{}", "o"),
+    "model.layers.{}.self_attn.o_proj.bias": ("layers", "{}", "o_bias"),
+    "model.layers.{}.self_attn.q_norm.weight": ("layers", "{}", "q_norm"),
+    "model.layers.{}.self_attn.k_norm.weight": ("layers", "{}", "k_norm"),
+    "model.layers.{}.mlp.gate_proj.weight": ("layers", "{}", "gate"),
+    "model.layers.{}.mlp.up_proj.weight": ("layers", "{}", "up"),
+    "model.layers.{}.mlp.down_proj.weight": ("layers", "{}", "down"),
+}
+OUTPUT: TensorNames = {"model.norm.weight": ("final_norm",), "lm_head.weight": ("head",)}
+# Llama has two norms in a layer, each before what it feeds. Gemma has four; one name means another norm there.
+LLAMA_NAMES: TensorNames = {
+    **EMBEDDING,
+    **LAYER_NAMES,
+    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "mlp_norm"),
+    **OUTPUT,
+}
+GEMMA_NAMES: TensorNames = {
+    **EMBEDDING,
+    **LAYER_NAMES,
+    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "attn_post_norm"),
+    "model.layers.{}.pre_feedforward_layernorm.weight": ("layers", "{}", "mlp_norm"),
+    "model.layers.{}.post_feedforward_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
+    **OUTPUT,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How one `model_type` of Hugging Face maps to a `ModelConfig` and its parameters."""
+
+    model_type: str  # the value of the config key `model_type`
+    architecture: str  # the class in transformers that wrote the checkpoints
+    fields: dict[str, tuple[str, ...]]  # config key -> fields of `dense_config` that it sets
+    defaults: dict[str, Any]  # values of config keys that may be left out
+    fixed: dict[str, Any]  # config keys that would change the computation -> the only value that is supported
+    slides: Callable[[int, HfConfig], bool]  # by index, whether a layer slides where the config has no `layer_types`
+    names: TensorNames  # the tensors of its checkpoints
+    # fields of `dense_config` that are the same in every model of the family
+    traits: dict[str, Any] = dataclasses.field(default_factory=dict)
+    inert: frozenset[str] = frozenset()  # keys that mean something in other families alone
+    rope_theta: float = 10000.0  # rotary base where the config has none
+    sliding_rope_theta: float | None = None  # that of sliding layers; None if they share `rope_theta`
+    # Changes the kinds of layers and their pattern, where the family has others than a dense model: takes that, and the config.
+    layers: Callable[[ModelConfig, HfConfig], ModelConfig] = lambda cfg, hf_config: cfg
+    layer_keys: frozenset[str] = frozenset()  # config keys that `layers` reads
+
+
+SIZE_FIELDS = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("d_model",),
+    "num_hidden_layers": ("num_layers",),
+    "num_attention_heads": ("num_heads",),
+    "num_key_value_heads": ("num_kv_heads",),
+    "head_dim": ("head_dim",),
+    "intermediate_size": ("d_ff",),
+    "rms_norm_eps": ("norm_eps",),
+    "tie_word_embeddings": ("tie_embeddings",),
+    "max_position_embeddings": ("max_position",),
+}
+GEMMA_FIELDS = {
+    **SIZE_FIELDS,
+    "attention_bias": ("qkv_bias", "o_bias"),
+    "hidden_activation": ("activation",),
+    "query_pre_attn_scalar": ("score_dim",),
+    "final_logit_softcapping": ("logit_softcap",),
+}
+
+FIXED: dict[str, Any] = {
+    "mlp_bias": False,
+    "rope_interleaved": False,
+    "partial_rotary_factor": 1.0,
+    "logit_scale": 1.0,
+    "is_encoder_decoder": False,
+    "tie_encoder_decoder": False,
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "pruned_heads": {},
+    "use_bidirectional_attention": False,
+    "use_mrope": False,
+}
+NO_SLIDING = {"sliding_window": None, "sliding_window_size": None, "use_sliding_window": False, "layer_types": None}
+PATTERN_KEYS = ("sliding_window_pattern", "_sliding_window_pattern")
+SOFTCAP_KEYS = ("final_logit_softcapping", "attn_logit_softcapping")
+# Keys for which null is a value; any other key that is null counts as left out.
+NULLABLE = frozenset({"sliding_window", *SOFTCAP_KEYS})
+
+
+def past_max_window_layers(index: int, hf_config: HfConfig) -> bool:
+    """Qwen: whether layer `index` is one of the last, if any slide at all."""
+    return bool(hf_config.get("use_sliding_window")) and index >= hf_config.get("max_window_layers", 28)
+
+
+def sliding_pattern(hf_config: HfConfig) -> int:
+    """Gemma 3: one layer in this many attends to all positions."""
+    return next((hf_config[key] for key in PATTERN_KEYS if hf_config.get(key)), 6)
