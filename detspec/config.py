@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from detspec.choices import WEIGHTS
 from detspec.errors import InputError
 
-ROPE_SCALINGS = ("linear", "llama3", "yarn")
+ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
+NORMS = ("rms", "layer")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 MAX_COUNT = 2**31 - 1  # positions, ids and sizes are int32
 MAX_NUMBER = 1e308  # an int may be larger than any float
@@ -64,16 +65,17 @@ class RopeScaling:
 
     # "linear": all frequencies by `1/factor`. "llama3": long wavelengths by `1/factor`, short ones not at all, those between by
     # a blend (Llama 3.1). "yarn": a ramp between both, and attention sharpened by `attention_factor` (Peng et al. 2023, arXiv
-    # 2309.00071).
+    # 2309.00071). "longrope": each frequency by its factor for texts up to the original length, attention sharpened (Phi-3).
     kind: str
     factor: float  # by which the length is extended, at least 1
-    original_max_position: int = 0  # length before the extension, in tokens; "llama3" and "yarn"
+    original_max_position: int = 0  # length before the extension, in tokens; all but "linear"
     low_freq_factor: float = 1.0  # the blend of "llama3" begins at the wavelength `original_max_position` over this
     high_freq_factor: float = 4.0  # the blend of "llama3" ends at the wavelength `original_max_position` over this
     beta_fast: float = 32.0  # the ramp of "yarn" begins at the frequency that turns this often within `original_max_position`
     beta_slow: float = 1.0  # the ramp of "yarn" ends at the frequency that turns this often within `original_max_position`
     truncate: bool = True  # the ramp of "yarn" begins and ends at whole dimensions
-    attention_factor: float = 1.0  # scale of cosines and sines under "yarn"
+    attention_factor: float = 1.0  # scale of cosines and sines under "yarn" and "longrope"
+    short_factors: tuple[float, ...] = ()  # "longrope": what each frequency is divided by
 
     def __post_init__(self) -> None:
         check_choice(self, "kind", ROPE_SCALINGS)
@@ -86,6 +88,12 @@ class RopeScaling:
             )
         check_numbers(self, "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
         check_flags(self, "truncate")
+        numbers = isinstance(self.short_factors, tuple) and all(is_number(x) and x > 0 for x in self.short_factors)
+        if not numbers or bool(self.short_factors) != (self.kind == "longrope"):
+            raise InputError(
+                f"RopeScaling.short_factors must be a tuple of positive numbers with 'longrope', and empty else, got "
+                f"{self.short_factors!r} with {self.kind!r}"
+            )
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
             raise InputError(
                 f"RopeScaling.low_freq_factor ({self.low_freq_factor}) must be less than its high_freq_factor "
@@ -100,10 +108,14 @@ class Rope:
     theta: float = 10000.0  # base of the rotary frequencies
     scaling: RopeScaling | None = None  # stretches the frequencies; None leaves them
     is_local: bool = False  # the base is one that a model names for its sliding layers (Gemma 3); it changes no rotation
+    size: int | None = None  # how many places of a head are rotated, the first ones; None is all (GPT-NeoX, GLM-4)
+    interleaved: bool = False  # a pair is two neighbours, not places that are half of `size` apart (GLM-4, Helium)
 
     def __post_init__(self) -> None:
         check_numbers(self, "theta")
-        check_flags(self, "is_local")
+        check_flags(self, "is_local", "interleaved")
+        if self.size is not None and (not is_count(self.size) or self.size % 2):
+            raise InputError(f"Rope.size must be a positive even integer or None, got {self.size!r}")
         if self.scaling is not None and not isinstance(self.scaling, RopeScaling):
             raise InputError(f"Rope.scaling must be a RopeScaling or None, got {self.scaling!r}")
 
@@ -151,16 +163,21 @@ class ModelConfig:
         d_model: `D`, width of the residual stream.
         kinds: the different layers, each a `detspec.model.layers.Layer`.
         pattern: for each of the `L` layers, which of `kinds` it is.
-        norm_eps: epsilon of every RMSNorm.
+        norm_eps: epsilon of every norm.
         tie_embeddings: the output head is the embedding matrix.
         max_position: longest sequence the model was made for, in tokens.
         dtype: dtype of weights and activations: "float32", "bfloat16" or "float16". Reductions are float32 always.
-        norm_plus_one: every RMSNorm multiplies by `1 + w`, in float32 (Gemma).
+        norm_plus_one: every norm multiplies by `1 + w`, in float32 (Gemma).
         scale_embeddings: embeddings are multiplied by `sqrt(D)` (Gemma).
         logit_softcap: logits are squashed into `+-cap` by `cap * tanh(logits / cap)`; None leaves them.
         thinking: how the model thinks while it reads; None if it has no layers for that.
         weights: "int8" for matrices rounded by row, whose products are exact sums of integers; None leaves them in `dtype`.
             Norms, biases and the embedding are in `dtype` either way, and a tied head is a rounded copy of the embedding.
+        norm: "rms", or "layer" for norms that subtract the mean (LayerNorm: GPT-2, GPT-NeoX, OPT).
+        norm_bias: norms of the layers and the last one add a bias.
+        embed_scale: embeddings are multiplied by it (Granite); None leaves them.
+        logit_divisor: logits are divided by it, before a soft cap (Granite); None leaves them.
+        learned_positions: a row for each of the `max_position` positions is added to the embedding (GPT-2, OPT).
     """
 
     vocab_size: int
@@ -176,6 +193,11 @@ class ModelConfig:
     logit_softcap: float | None = None
     thinking: ThinkingConfig | None = None
     weights: str | None = None
+    norm: str = "rms"
+    norm_bias: bool = False
+    embed_scale: float | None = None
+    logit_divisor: float | None = None
+    learned_positions: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.kinds, tuple) or not all(hasattr(kind, "mixer") for kind in self.kinds):
@@ -187,8 +209,9 @@ class ModelConfig:
             raise InputError(f"ModelConfig.pattern must be a tuple of numbers of kinds, got {self.pattern!r}")
         check_counts(self, "vocab_size", "d_model", "max_position")
         check_numbers(self, "norm_eps")
-        check_numbers(self, "logit_softcap", optional=True)
-        check_flags(self, "tie_embeddings", "norm_plus_one", "scale_embeddings")
+        check_numbers(self, "logit_softcap", "embed_scale", "logit_divisor", optional=True)
+        check_flags(self, "tie_embeddings", "norm_plus_one", "scale_embeddings", "norm_bias", "learned_positions")
+        check_choice(self, "norm", NORMS)
         check_choice(self, "dtype", tuple(sorted(DTYPES)))
         check_choice(self, "weights", WEIGHTS, optional=True)
         if not 1 <= len(self.pattern) <= MAX_LAYERS:
@@ -203,6 +226,8 @@ class ModelConfig:
     def _check_thinking(self, thinking: object) -> None:
         if not isinstance(thinking, ThinkingConfig):
             raise InputError(f"thinking must be a ThinkingConfig or None, got {thinking!r}")
+        if self.learned_positions:
+            raise InputError("a model with learned_positions cannot think: states have no positions of their own to look up")
         if thinking.out_layer > self.num_layers:
             raise InputError(f"ThinkingConfig.out_layer ({thinking.out_layer}) exceeds the model's {self.num_layers} layers")
         if thinking.end_id >= self.vocab_size:

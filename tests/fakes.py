@@ -27,6 +27,7 @@ from detspec.generation.insert import insert, pack_requests
 from detspec.generation.loop import Limits, dvr_step, run
 from detspec.generation.prefill import prefill
 from detspec.model.dense import dense_config, with_fields
+from detspec.model.experts import MixtureOfExperts
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.riders.rider import Entry
 from detspec.sampling_params import SamplingParams
@@ -66,6 +67,61 @@ FAMILY_CFGS = {
             "sliding_window": 9,
             "sliding_layers": (True, False),
         },
+    }.items()
+}
+
+# One for each further kind of layer; families combine these.
+LAYER_CFGS = {
+    name: with_fields(RANDOM_CFG, **changes)
+    for name, changes in {
+        "post norms, width norms": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_of": "width"},
+        "unrotated": {
+            "sliding_window": 9,
+            "sliding_layers": (True, False),
+            "unrotated_layers": (False, True),
+            "qk_norm": True,
+            "qk_norm_of": "rotated",
+        },
+        "scales": {"embed_scale": 3.0, "residual_scale": 0.7, "logit_divisor": 3.0, "score_scale": 0.2},
+        "part rotated": {
+            "rotary_dim": 8,
+            "rope_interleaved": True,
+            "rope_scaling": RopeScaling("longrope", 2.0, 16, attention_factor=1.1, short_factors=(1.0, 1.5, 2.0, 2.5)),
+        },
+        "parallel": {
+            "norm": "layer",
+            "norm_bias": True,
+            "parallel": True,
+            "qkv_bias": True,
+            "o_bias": True,
+            "gated": False,
+            "mlp_bias": True,
+            "activation": "gelu",
+        },
+        "learned positions": {
+            "norm": "layer",
+            "norm_plus_one": True,
+            "learned_positions": True,
+            "position_encoding": "none",
+            "mlp_bias": True,
+            "activation": "relu2",
+        },
+        "experts": {"experts": MixtureOfExperts(8, 3, 24, renormalised=True), "dense_layers": (True, False)},
+        "shared experts": {
+            "experts": MixtureOfExperts(
+                8,
+                2,
+                24,
+                score="sigmoid",
+                renormalised=True,
+                scale=1.5,
+                correction=True,
+                groups=4,
+                active_groups=2,
+                shared_d_ff=40,
+            )
+        },
+        "chosen experts": {"experts": MixtureOfExperts(8, 4, 20, score="chosen", shared_d_ff=16, shared_gate=True)},
     }.items()
 }
 

@@ -9,7 +9,7 @@ import pytest
 from detspec.errors import InputError
 from detspec.model.dense import config_from_json, config_to_json, dense_config
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
-from tests.fakes import FAMILY_CFGS
+from tests.fakes import FAMILY_CFGS, LAYER_CFGS
 
 SIZES = {"vocab_size": 211, "d_model": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "d_ff": 96}
 
@@ -136,7 +136,7 @@ def test_bits_of_a_schedule_hold_the_window_only_where_windows_are_aligned():
         Schedule.from_bits({"rows": 64, "tiles": 3})
 
 
-@pytest.mark.parametrize("cfg", FAMILY_CFGS.values(), ids=FAMILY_CFGS)
+@pytest.mark.parametrize("cfg", [*FAMILY_CFGS.values(), *LAYER_CFGS.values()], ids=[*FAMILY_CFGS, *LAYER_CFGS])
 def test_model_config_survives_json(cfg):
     assert config_from_json(json.loads(json.dumps(config_to_json(cfg)))) == cfg
     with pytest.raises(TypeError, match="num_experts"):

@@ -24,6 +24,7 @@ from detspec.ops.softcap import softcap
 from detspec.roofline import PassShape, Work
 
 POSITIONS = ("rope", "alibi", "none")
+QK_NORMS = ("head", "width", "rotated")
 ROPE = Rope()
 
 # (q [..., N, H], k [..., K, H], v [..., K, H]) -> (attended [..., N, H], what the caller threads on)
@@ -44,9 +45,12 @@ class Attention:
         window: positions that a token attends to, its own included; None is all.
         qkv_bias: projections to queries, keys and values add a bias.
         o_bias: the output projection adds a bias.
-        qk_norm: queries and keys go through an RMSNorm of each head before they are rotated.
+        qk_norm: queries and keys go through a norm.
         score_dim: scores are divided by its square root; None is `H`.
         softcap: scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them.
+        qk_norm_of: "head" norms each head before it is rotated, "rotated" afterwards (Hunyuan); "width" norms all heads of a
+            row together, before (OLMo 2).
+        score_scale: scores are multiplied by it, instead of divided (Granite).
     """
 
     num_heads: int
@@ -60,18 +64,26 @@ class Attention:
     qk_norm: bool = False
     score_dim: float | None = None
     softcap: float | None = None
+    qk_norm_of: str = "head"
+    score_scale: float | None = None
 
     def __post_init__(self) -> None:
         check_counts(self, "num_heads", "num_kv_heads", "head_dim")
         check_choice(self, "positions", POSITIONS)
         check_flags(self, "qkv_bias", "o_bias", "qk_norm")
-        check_numbers(self, "score_dim", "softcap", optional=True)
+        check_choice(self, "qk_norm_of", QK_NORMS)
+        check_numbers(self, "score_dim", "softcap", "score_scale", optional=True)
         if self.num_heads % self.num_kv_heads:
             raise InputError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         if self.head_dim % 2:
             raise InputError(f"head_dim must be even (rotary pairs), got {self.head_dim}")
         if not isinstance(self.rope, Rope):
             raise InputError(f"Attention.rope must be a Rope, got {self.rope!r}")
+        if self.rotated > self.head_dim:
+            raise InputError(f"Rope.size ({self.rope.size}) exceeds Attention.head_dim ({self.head_dim})")
+        factors = () if self.rope.scaling is None else self.rope.scaling.short_factors
+        if factors and len(factors) != self.rotated // 2:
+            raise InputError(f"RopeScaling.short_factors must be {self.rotated // 2}, one a frequency, got {len(factors)}")
         if self.window is not None and not is_count(self.window):
             raise InputError(f"Attention.window must be a positive integer or None, got {self.window!r}")
 
@@ -79,7 +91,13 @@ class Attention:
     def scores(self) -> Scores:
         """How a query and a key give a score."""
         scale = (self.head_dim if self.score_dim is None else self.score_dim) ** -0.5
+        scale = scale if self.score_scale is None else self.score_scale
         return Scores(scale, self.softcap, self.window, self.positions == "alibi")
+
+    @property
+    def rotated(self) -> int:
+        """How many places of a head are rotated."""
+        return self.head_dim if self.rope.size is None else self.rope.size
 
     def weights(self, cfg: ModelConfig) -> Weights:
         """Projections, and biases and norms where it has some."""
@@ -95,7 +113,8 @@ class Attention:
         if self.o_bias:
             declared["o_bias"] = weight("D", sizes, zeros)
         if self.qk_norm:
-            declared |= {f"{name}_norm": norm_weight(cfg, "H", H=self.head_dim) for name in "qk"}
+            axes = {"q": "NH", "k": "KH"} if self.qk_norm_of == "width" else {"q": "H", "k": "H"}
+            declared |= {f"{name}_norm": norm_weight(cfg, axis, **sizes) for name, axis in axes.items()}
         return declared
 
     def pools(self, numerics: Any, num_pages: int, num_seats: int) -> KV:
@@ -108,7 +127,7 @@ class Attention:
             return None
         scaling = self.rope.scaling
         factor = 1.0 if scaling is None else scaling.attention_factor
-        return rope_rotation(positions, rope_frequencies(self.head_dim, self.rope.theta, scaling), factor)
+        return rope_rotation(positions, rope_frequencies(self.rotated, self.rope.theta, scaling), factor)
 
     def windows(
         self, params: dict[str, Any], x: jax.Array, where: Where, pools: KV, ops: RowOps, out_ops: RowOps
@@ -148,16 +167,27 @@ class Attention:
             biased(y_f32, params.get(f"{name}_bias"), x.dtype).reshape(*heads, -1, self.head_dim)
             for name, y_f32 in zip("qkv", ops.linears_f32(x, **{name: params[name] for name in "qkv"}), strict=True)
         )
-        if self.qk_norm:
-            q = ops.norm(q, params["q_norm"])
-            k = ops.norm(k, params["k_norm"])
+        if self.qk_norm and self.qk_norm_of != "rotated":
+            q, k = self._normed(params, q, k, ops)
         if rotation is not None:
-            q = apply_rope(q, rotation)
-            k = apply_rope(k, rotation)
+            q = apply_rope(q, rotation, interleaved=self.rope.interleaved)
+            k = apply_rope(k, rotation, interleaved=self.rope.interleaved)
+        if self.qk_norm and self.qk_norm_of == "rotated":
+            q, k = self._normed(params, q, k, ops)
         attended, carry = attend_fn(q, k, v)
         attended = collectives.gather(attended.reshape(*heads, -1).astype(x.dtype))
         bias = None if "o_bias" not in params else collectives.own(params["o_bias"])
         return collectives.gather(biased(out_ops.linear_f32(attended, o=params["o"]), bias, x.dtype)), carry
+
+    def _normed(self, params: dict[str, Any], q: jax.Array, k: jax.Array, ops: RowOps) -> tuple[jax.Array, jax.Array]:
+        if self.qk_norm_of != "width":
+            return ops.norm(q, params["q_norm"]), ops.norm(k, params["k_norm"])
+
+        def of_row(x: jax.Array, scale: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+            whole = collectives.gather(x.reshape(*x.shape[:-2], -1), axes)
+            return collectives.own(ops.norm(whole, collectives.gather(scale, axes)), axes).reshape(x.shape)
+
+        return of_row(q, params["q_norm"], collectives.CHIPS), of_row(k, params["k_norm"], collectives.CHIPS[:1])
 
     def _paged(self, where: Where, pools: KV) -> AttendFn:
         """Attention over pages; threads on the written ones."""

@@ -2,8 +2,8 @@
 
     dense_config(vocab_size=32000, d_model=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, d_ff=14336)
 
-All layers have the same attention and the same gated MLP. Those that slide have a window, and may have a rotary base of their
-own: then there are two kinds of layers, the first with full attention.
+Layers are alike but for three things, each of which makes a kind of its own: those that slide have a window, and may have a
+rotary base of their own; some do not rotate; some have experts in place of the MLP. The first kind has full attention.
 """
 
 import dataclasses
@@ -13,8 +13,9 @@ from typing import Any
 from detspec.config import MAX_LAYERS, ModelConfig, Rope, RopeScaling, ThinkingConfig, is_count
 from detspec.errors import InputError
 from detspec.model.attention import Attention
+from detspec.model.experts import MixtureOfExperts
 from detspec.model.layers import Layer
-from detspec.model.mlp import GatedMLP
+from detspec.model.mlp import MLP, GatedMLP
 
 # Flat fields of a model of one kind, in the order of its JSON; sizes without a default come first.
 SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff")
@@ -40,12 +41,36 @@ DEFAULTS: dict[str, Any] = {
     "logit_softcap": None,
     "position_encoding": "rope",
     "thinking": None,
-    "weights": None,
 }
-# Fields of `ModelConfig` and of `Attention` by the same names.
+# Fields that JSON has only where they differ from these: so the digests of models stay what they were before there were any.
+LATER: dict[str, Any] = {
+    "weights": None,
+    "norm": "rms",
+    "norm_bias": False,
+    "embed_scale": None,
+    "logit_divisor": None,
+    "learned_positions": False,
+    "qk_norm_of": "head",
+    "score_scale": None,
+    "rotary_dim": None,  # places of a head that are rotated, where not all are
+    "rope_interleaved": False,
+    "unrotated_layers": (),  # for each layer, whether it rotates nothing; () if all rotate
+    "pre_norms": True,
+    "parallel": False,
+    "residual_scale": None,
+    "gated": True,  # a `GatedMLP`, else an `MLP`
+    "mlp_bias": False,
+    "experts": None,  # a `MixtureOfExperts` in place of the MLP
+    "dense_layers": (),  # for each layer, whether it keeps the MLP; () if none does
+}
+UNSAID = (*LATER, "size", "interleaved", "bias", "short_factors")  # fields of dataclasses that are left out likewise
+# Fields of `ModelConfig`, of `Attention` and of `Layer` by the same names.
 OF_MODEL: tuple[str, ...] = ("vocab_size", "d_model", "norm_eps", "tie_embeddings", "max_position", "dtype", "norm_plus_one")
-OF_MODEL += ("scale_embeddings", "logit_softcap", "thinking", "weights")
-OF_ATTENTION = ("num_heads", "num_kv_heads", "head_dim", "qkv_bias", "o_bias", "qk_norm", "score_dim")
+OF_MODEL += ("scale_embeddings", "logit_softcap", "thinking", "weights", "norm", "norm_bias", "embed_scale", "logit_divisor")
+OF_MODEL += ("learned_positions",)
+OF_ATTENTION: tuple[str, ...] = ("num_heads", "num_kv_heads", "head_dim", "qkv_bias", "o_bias", "qk_norm", "score_dim")
+OF_ATTENTION += ("qk_norm_of", "score_scale")
+OF_LAYER = ("post_norms", "pre_norms", "parallel", "residual_scale")
 
 
 def dense_config(*sizes: int, **fields: Any) -> ModelConfig:
@@ -53,8 +78,9 @@ def dense_config(*sizes: int, **fields: Any) -> ModelConfig:
 
     Args:
         sizes: the first of `SIZES`, in their order.
-        fields: the other sizes, and whatever differs from `DEFAULTS`; see `ModelConfig`, `Attention` and `GatedMLP`. Two have
-            other names there: `position_encoding` is `Attention.positions`, `attn_softcap` is `Attention.softcap`.
+        fields: the other sizes, and whatever differs from `DEFAULTS` and `LATER`; see `ModelConfig`, `Attention`, `Layer` and
+            `GatedMLP`. Some have other names there: `position_encoding` is `Attention.positions`, `attn_softcap` is
+            `Attention.softcap`, `rotary_dim` is `Rope.size`.
 
     Raises `TypeError` for a field that there is not, `InputError` for values that do not fit.
     """
@@ -64,66 +90,105 @@ def dense_config(*sizes: int, **fields: Any) -> ModelConfig:
     if twice := [name for name in by_position if name in fields]:
         raise TypeError(f"dense_config got {twice[0]} by position and by name")
     given = {**by_position, **fields}
-    if unknown := [name for name in given if name not in (*SIZES, *DEFAULTS)]:
-        raise TypeError(f"dense_config has no field {unknown[0]!r}; it has {', '.join((*SIZES, *DEFAULTS))}")
+    if unknown := [name for name in given if name not in (*SIZES, *DEFAULTS, *LATER)]:
+        raise TypeError(f"dense_config has no field {unknown[0]!r}; it has {', '.join((*SIZES, *DEFAULTS, *LATER))}")
     if missing := [name for name in SIZES if name not in given]:
         raise TypeError(f"dense_config lacks the size {missing[0]!r}")
-    values = {**DEFAULTS, **given}
+    values = {**DEFAULTS, **LATER, **given}
     num_layers = values["num_layers"]
-    slides = values["sliding_layers"]
     if not is_count(num_layers):
         raise InputError(f"num_layers must be a positive integer, at most 2**31-1, got {num_layers!r}")
     if num_layers > MAX_LAYERS:
         raise InputError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
-    if not isinstance(slides, list | tuple) or not all(isinstance(slide, bool) for slide in slides):
-        raise InputError(f"sliding_layers must be True or False for each layer, got {slides!r}")
-    if slides and len(slides) != num_layers:
-        raise InputError(f"sliding_layers must name each of the {num_layers} layers, got {len(slides)}")
+    slides, unrotated, dense = (_by_layer(name, values) for name in ("sliding_layers", "unrotated_layers", "dense_layers"))
+    experts = values["experts"]
+    sparse = tuple(experts is not None and not is_dense for is_dense in dense)
     window = values["sliding_window"]
     if (any(slides) or window is not None) and not is_count(window):
         raise InputError(f"sliding layers need a sliding_window of at least 1, got {window!r}")
     full = Attention(
         **{name: values[name] for name in OF_ATTENTION},
         positions=values["position_encoding"],
-        rope=Rope(values["rope_theta"], values["rope_scaling"]),
+        rope=Rope(
+            values["rope_theta"], values["rope_scaling"], size=values["rotary_dim"], interleaved=values["rope_interleaved"]
+        ),
         softcap=values["attn_softcap"],
     )
-    mixers = [full]
     own_theta = values["sliding_rope_theta"]
-    if window is not None or own_theta is not None:
-        mixers.append(
-            dataclasses.replace(full, window=window, rope=full.rope if own_theta is None else Rope(own_theta, is_local=True))
-        )
-    ff = GatedMLP(values["d_ff"], values["activation"])
+    local = full.rope if own_theta is None else dataclasses.replace(full.rope, theta=own_theta, scaling=None, is_local=True)
+    sliding = dataclasses.replace(full, window=window, rope=local)
+    ff = (GatedMLP if values["gated"] else MLP)(values["d_ff"], values["activation"], values["mlp_bias"])
+
+    def kind(slides: bool, unrotated: bool, sparse: bool) -> Layer:
+        mixer = sliding if slides else full
+        mixer = dataclasses.replace(mixer, positions="none") if unrotated else mixer
+        return Layer(mixer, experts if sparse else ff, **{name: values[name] for name in OF_LAYER})
+
+    traits = list(zip(slides, unrotated, sparse, strict=True))
+    # A model that slides nowhere, but has a window, keeps a kind for that.
+    alone = [(False,) * 3, (True, False, False)][: 1 + (window is not None or own_theta is not None)]
+    of_kinds = list(dict.fromkeys(traits if any(unrotated) or any(sparse) else [*alone, *traits]))
     return ModelConfig(
         **{name: values[name] for name in OF_MODEL},
-        kinds=tuple(Layer(mixer, ff, values["post_norms"]) for mixer in mixers),
-        pattern=tuple(map(int, slides)) or (0,) * num_layers,
+        kinds=tuple(kind(*trait) for trait in of_kinds),
+        pattern=tuple(of_kinds.index(trait) for trait in traits),
     )
+
+
+def _by_layer(name: str, values: dict[str, Any]) -> tuple[bool, ...]:
+    """Reads a field that says True or False of each layer; an empty one says False of all."""
+    given = values[name]
+    num_layers = values["num_layers"]
+    if not isinstance(given, list | tuple) or not all(isinstance(flag, bool) for flag in given):
+        raise InputError(f"{name} must be True or False for each layer, got {given!r}")
+    if given and len(given) != num_layers:
+        raise InputError(f"{name} must name each of the {num_layers} layers, got {len(given)}")
+    return tuple(given) or (False,) * num_layers
 
 
 def flat_fields(cfg: ModelConfig) -> dict[str, Any] | None:
     """The fields that `dense_config` makes `cfg` of, in their order; None if it has layers of other kinds."""
-    first = cfg.kinds[0]
-    last = cfg.kinds[-1]
-    if not (isinstance(first.mixer, Attention) and isinstance(last.mixer, Attention) and isinstance(first.ff, GatedMLP)):
+    mixers = [kind.mixer for kind in cfg.kinds if type(kind.mixer) is Attention]
+    ffs = [kind.ff for kind in cfg.kinds]
+    if len(mixers) < len(cfg.kinds) or not all(type(ff) in KINDS.values() for ff in ffs):
         return None
+    full = next((mixer for mixer in mixers if mixer.window is None and not mixer.rope.is_local), mixers[0])
+    sliding = next((mixer for mixer in mixers if mixer.window is not None or mixer.rope.is_local), full)
+    mlp = next((ff for ff in ffs if not isinstance(ff, MixtureOfExperts)), ffs[0])
+    experts = next((ff for ff in ffs if isinstance(ff, MixtureOfExperts)), None)
+    rotates = [mixer.positions for mixer in mixers if mixer.positions != "none"]
+
+    def of_layers(of_kinds: Sequence[bool]) -> tuple[bool, ...]:
+        flags = tuple(of_kinds[kind] for kind in cfg.pattern)
+        return flags if any(flags) else ()
+
     values = {
         **{name: getattr(cfg, name) for name in OF_MODEL},
-        **{name: getattr(first.mixer, name) for name in OF_ATTENTION},
+        **{name: getattr(full, name) for name in OF_ATTENTION},
+        **{name: getattr(cfg.kinds[0], name) for name in OF_LAYER},
         "num_layers": cfg.num_layers,
-        "d_ff": first.ff.d_ff,
-        "activation": first.ff.activation,
-        "rope_theta": first.mixer.rope.theta,
-        "rope_scaling": first.mixer.rope.scaling,
-        "sliding_window": last.mixer.window,
-        "sliding_layers": tuple(map(bool, cfg.pattern)) if any(cfg.pattern) else (),
-        "sliding_rope_theta": last.mixer.rope.theta if last.mixer.rope.is_local else None,
-        "post_norms": first.post_norms,
-        "attn_softcap": first.mixer.softcap,
-        "position_encoding": first.mixer.positions,
+        "d_ff": mlp.d_ff,
+        "activation": mlp.activation,
+        "rope_theta": full.rope.theta,
+        "rope_scaling": full.rope.scaling,
+        "rotary_dim": full.rope.size,
+        "rope_interleaved": full.rope.interleaved,
+        "sliding_window": sliding.window,
+        "sliding_layers": of_layers([_reach(mixer) == _reach(sliding) != _reach(full) for mixer in mixers]),
+        "sliding_rope_theta": sliding.rope.theta if sliding.rope.is_local else None,
+        "attn_softcap": full.softcap,
+        "position_encoding": rotates[0] if rotates else "none",
+        "unrotated_layers": of_layers([bool(rotates) and mixer.positions == "none" for mixer in mixers]),
+        "gated": not isinstance(mlp, MLP),
+        "mlp_bias": not isinstance(mlp, MixtureOfExperts) and mlp.bias,
+        "experts": experts,
+        "dense_layers": () if experts is None else of_layers([ff != experts for ff in ffs]),
     }
-    return {name: values[name] for name in (*SIZES, *DEFAULTS)} if _makes(cfg, values) else None
+    return {name: values[name] for name in (*SIZES, *DEFAULTS, *LATER)} if _makes(cfg, values) else None
+
+
+def _reach(mixer: Attention) -> tuple[int | None, Rope]:
+    return mixer.window, mixer.rope
 
 
 def _makes(cfg: ModelConfig, values: dict[str, Any]) -> bool:
@@ -141,7 +206,7 @@ def with_fields(cfg: ModelConfig, **changes: Any) -> ModelConfig:
     return dense_config(**{**fields, **changes})
 
 
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Attention, GatedMLP)}  # by the name that JSON has
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Attention, GatedMLP, MLP, MixtureOfExperts)}  # by the name in JSON
 
 
 def own_kinds(cfg: ModelConfig) -> tuple[type[Any], ...]:
@@ -157,9 +222,8 @@ def config_to_json(cfg: ModelConfig) -> dict[str, Any]:
     """
     fields = flat_fields(cfg)
     if fields is None:
-        fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-        fields["kinds"] = [_kind_to_json(kind) for kind in cfg.kinds]
-    return {name: _to_json(value) for name, value in fields.items() if name != "weights" or value is not None}
+        return _stated(cfg)
+    return {name: _to_json(value) for name, value in fields.items() if name not in LATER or value != LATER[name]}
 
 
 def config_from_json(values: dict[str, Any], *, kinds: Sequence[type[Any]] = ()) -> ModelConfig:
@@ -173,28 +237,32 @@ def config_from_json(values: dict[str, Any], *, kinds: Sequence[type[Any]] = ())
         known = {**{kind.__name__: kind for kind in kinds}, **KINDS}
         try:
             layers = tuple(
-                Layer(_part_of(layer["mixer"], known), _part_of(layer["ff"], known), layer["post_norms"])
+                Layer(**{**layer, **{part: _part_of(layer[part], known) for part in ("mixer", "ff")}})
                 for layer in values["kinds"]
             )
         except KeyError as error:
             raise TypeError(f"a kind of layers lacks {error}") from error
         return ModelConfig(**{**values, "kinds": layers, "pattern": tuple(values["pattern"])})
-    scaling = values.get("rope_scaling")
-    values["rope_scaling"] = None if scaling is None else RopeScaling(**scaling)
+    values["rope_scaling"] = _scaling_of(values.get("rope_scaling"))
     values["sliding_layers"] = tuple(values.get("sliding_layers", ()))
+    if values.get("experts") is not None:
+        values["experts"] = MixtureOfExperts(**values["experts"])
     return dense_config(**values)
 
 
 def _to_json(value: Any) -> Any:
-    if isinstance(value, RopeScaling | ThinkingConfig):
-        return dataclasses.asdict(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in value]
+    return _stated(value) if dataclasses.is_dataclass(value) else value
 
 
-def _kind_to_json(kind: Layer) -> dict[str, Any]:
-    parts: dict[str, Any] = {"mixer": kind.mixer, "ff": kind.ff}
-    named = {name: {"kind": type(part).__name__, **dataclasses.asdict(part)} for name, part in parts.items()}
-    return {**named, "post_norms": kind.post_norms}
+def _stated(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, but for later ones that have their default; parts of layers name their kind."""
+    fields = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
+    stated = {name: _to_json(found) for name, (found, default) in fields.items() if name not in UNSAID or found != default}
+    for name in ("mixer", "ff") if isinstance(value, Layer) else ():
+        stated[name] = {"kind": type(getattr(value, name)).__name__, **stated[name]}
+    return stated
 
 
 def _part_of(values: dict[str, Any], known: dict[str, Any]) -> Any:
@@ -206,6 +274,9 @@ def _part_of(values: dict[str, Any], known: dict[str, Any]) -> Any:
             f"detspec.load(path, kinds=({name},))"
         )
     if "rope" in fields:
-        scaling = fields["rope"]["scaling"]
-        fields["rope"] = Rope(**{**fields["rope"], "scaling": None if scaling is None else RopeScaling(**scaling)})
+        fields["rope"] = Rope(**{**fields["rope"], "scaling": _scaling_of(fields["rope"]["scaling"])})
     return known[name](**fields)
+
+
+def _scaling_of(values: dict[str, Any] | None) -> RopeScaling | None:
+    return None if values is None else RopeScaling(**{**values, "short_factors": tuple(values.get("short_factors", ()))})

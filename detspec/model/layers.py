@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from detspec.config import ModelConfig, check_flags
+from detspec.config import ModelConfig, check_flags, check_numbers
 from detspec.errors import InputError
 from detspec.model.places import Where
 from detspec.model.rows import RowOps
-from detspec.model.weights import Weights, norm_weight
+from detspec.model.weights import Weights, norm_weights
 from detspec.ops import collectives
 from detspec.ops.softcap import softcap
 from detspec.roofline import PassShape, Work
@@ -68,21 +69,29 @@ class Layer:
     Attributes:
         mixer: how rows see other positions.
         ff: transforms each row by itself.
-        post_norms: outputs of both go through an RMSNorm of their own before they are added (Gemma 2 and 3).
+        post_norms: outputs of both go through a norm of their own before they are added (Gemma 2 and 3).
+        pre_norms: inputs of both go through a norm of their own; OLMo 2 and EXAONE 4 have post norms alone.
+        parallel: both read the stream that comes into the layer, and are added to it together (GPT-NeoX).
+        residual_scale: their outputs are multiplied by it before they are added (Granite); None leaves them.
     """
 
     mixer: Mixer
     ff: FeedForward
     post_norms: bool = False
+    pre_norms: bool = True
+    parallel: bool = False
+    residual_scale: float | None = None
 
     def __post_init__(self) -> None:
-        check_flags(self, "post_norms")
+        check_flags(self, "post_norms", "pre_norms", "parallel")
+        check_numbers(self, "residual_scale", optional=True)
 
     def weights(self, cfg: ModelConfig) -> Weights:
         """The weights of both parts, and the norms before them and after; `InputError` if two have one name."""
-        names = ("attn_norm", "mlp_norm", *(("attn_post_norm", "mlp_post_norm") if self.post_norms else ()))
+        before = ("attn_norm", "mlp_norm") if self.pre_norms else ()
+        after = ("attn_post_norm", "mlp_post_norm") if self.post_norms else ()
         declared: Weights = {}
-        for part in (self.mixer.weights(cfg), self.ff.weights(cfg), {name: norm_weight(cfg) for name in names}):
+        for part in (self.mixer.weights(cfg), self.ff.weights(cfg), norm_weights(cfg, *before, *after)):
             if taken := sorted(declared.keys() & part.keys()):
                 raise InputError(f"two weights of a layer are called {taken[0]!r}: give that of your own kind another name")
             declared |= part
@@ -96,16 +105,21 @@ MixFn = Callable[[jax.Array], tuple[jax.Array, Any]]
 def run_layer(
     layer: Layer, params: dict[str, Any], x: jax.Array, mix_fn: MixFn, ops: RowOps, out_ops: RowOps
 ) -> tuple[jax.Array, Any]:
-    """Runs a pre-norm layer over `x [..., D]`, with norms after its two halves too if it has them.
+    """Runs a layer over `x [..., D]`, with the norms before and after its two halves that it has.
 
     `out_ops` works out what is only for the result.
     """
+
+    def scaled(y: jax.Array) -> jax.Array:
+        return y if layer.residual_scale is None else y * jnp.asarray(layer.residual_scale, y.dtype)
+
     with jax.named_scope("attention"):
-        mixed, carry = mix_fn(ops.norm(x, params["attn_norm"]))
-        x = x + (ops.norm(mixed, params["attn_post_norm"]) if layer.post_norms else mixed)
+        mixed, carry = mix_fn(ops.normed(x, params, "attn_norm"))
+        read = x
+        x = x + scaled(ops.normed(mixed, params, "attn_post_norm"))
     with jax.named_scope("mlp"):
-        transformed = layer.ff.rows(params, ops.norm(x, params["mlp_norm"]), out_ops)
-        x = x + (ops.norm(transformed, params["mlp_post_norm"]) if layer.post_norms else transformed)
+        transformed = layer.ff.rows(params, ops.normed(read if layer.parallel else x, params, "mlp_norm"), out_ops)
+        x = x + scaled(ops.normed(transformed, params, "mlp_post_norm"))
     return x, carry
 
 
@@ -133,16 +147,17 @@ def through_layers(
 
 def scale_embeddings(cfg: ModelConfig, x: jax.Array) -> jax.Array:
     """Embedding rows `x [..., D]` as the first layer takes them."""
+    x = x if cfg.embed_scale is None else x * jnp.asarray(cfg.embed_scale, x.dtype)
     return x * jnp.asarray(cfg.d_model**0.5, x.dtype) if cfg.scale_embeddings else x
 
 
 def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
     """Final norm and output head: `x [..., D]` -> float32 `[..., V]`; see `head_f32`."""
     with jax.named_scope("logits"):
-        return head_f32(params, cfg, ops.norm(x, params["final_norm"]), ops)
+        return head_f32(params, cfg, ops.normed(x, params, "final_norm"), ops)
 
 
 def head_f32(params: dict[str, Any], cfg: ModelConfig, normed: jax.Array, ops: RowOps) -> jax.Array:
     """Output head: `normed [..., D]` -> float32 `[..., V]`; on chips for their share of the rows, see `to_rows`."""
-    own_f32 = ops.linear_f32(normed, head=params["head"] if "head" in params else params["embed"])
-    return softcap(collectives.to_rows(own_f32), cfg.logit_softcap)
+    found_f32 = collectives.to_rows(ops.linear_f32(normed, head=params["head"] if "head" in params else params["embed"]))
+    return softcap(found_f32 if cfg.logit_divisor is None else found_f32 / np.float32(cfg.logit_divisor), cfg.logit_softcap)

@@ -105,7 +105,7 @@ def with_thinking(cfg: ModelConfig, params: Params, thinking: ThinkingConfig) ->
     """
     thinker = {
         "layer": dict(params["layers"][-1]),
-        "final_norm": params["final_norm"],
+        **{name: leaf for name, leaf in params.items() if name.startswith("final_norm")},
         "head": params["head"] if "head" in params else params["embed"],
     }
     parts = {"thinker": thinker, "compressor": {"layer": dict(params["layers"][0])}}

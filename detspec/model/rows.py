@@ -1,19 +1,21 @@
 """Operations on single token rows, in the order of additions that a schedule fixes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from detspec.config import ModelConfig
+from detspec.ops.experts.api import ExpertsFn, experts_fn
 from detspec.ops.linear.api import LinearsFn, Matrix, linears_fn
-from detspec.ops.norm import rms_norm
+from detspec.ops.norm import layer_norm, rms_norm
 from detspec.ops.row_sum import SumFn, native_sum, sum_fn
 from detspec.riders.rider import AdaptFn, Product
 from detspec.schedule import Numerics
 
-NormFn = Callable[[jax.Array, jax.Array], jax.Array]  # (x [..., D], scale [D]) -> [..., D]
+NormFn = Callable[..., jax.Array]  # (x [..., D], scale [D]) -> [..., D]; a LayerNorm takes a bias [D], too
+NORM_FNS: dict[str, NormFn] = {"rms": rms_norm, "layer": layer_norm}
 
 
 class RowOps(NamedTuple):
@@ -21,8 +23,17 @@ class RowOps(NamedTuple):
 
     norm: NormFn
     products_f32: LinearsFn
+    experts_f32: ExpertsFn
+    sum_row: SumFn  # [..., n] -> [...]
     layer: int = 0  # whose products riders may change
     adapt_fn: AdaptFn | None = None
+
+    def normed(self, x: jax.Array, params: Mapping[str, Any], name: str) -> jax.Array:
+        """The norm `name` of `x [..., D]`, with its bias where it has one; `x` itself where there is no such norm."""
+        if name not in params:
+            return x
+        biases = [params[bias] for bias in (f"{name}_bias",) if bias in params]
+        return self.norm(x, params[name], *biases)
 
     def linears_f32(self, x: jax.Array, /, **weights: Matrix) -> tuple[jax.Array, ...]:
         """Products of `x [..., n]` with `weights [m, n]` by their names, float32 `[..., m]`; riders may change them."""
@@ -38,16 +49,17 @@ class RowOps(NamedTuple):
         return y_f32
 
 
-def row_ops(cfg: ModelConfig, sum_row: SumFn, products_f32: LinearsFn) -> RowOps:
-    """This model's RMSNorm, summed by `sum_row`, and products by `products_f32`."""
-    return RowOps(partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_row, plus_one=cfg.norm_plus_one), products_f32)
+def row_ops(cfg: ModelConfig, sum_row: SumFn, numerics: Numerics, used: jax.Array | None = None) -> RowOps:
+    """This model's norm, summed by `sum_row`, and the products of `numerics` for rows that are `used [R]`."""
+    norm = partial(NORM_FNS[cfg.norm], eps=cfg.norm_eps, sum_fn=sum_row, plus_one=cfg.norm_plus_one)
+    return RowOps(norm, linears_fn(numerics, used), experts_fn(numerics, used), sum_row)
 
 
 def canonical_ops(cfg: ModelConfig, numerics: Numerics, used: jax.Array | None = None) -> RowOps:
     """Operations on single rows in the order of `numerics`; `used [G, W]` are the rows that matter, see `linears_fn`."""
-    return row_ops(cfg, sum_fn(numerics), linears_fn(numerics, None if used is None else used.reshape(-1)))
+    return row_ops(cfg, sum_fn(numerics), numerics, None if used is None else used.reshape(-1))
 
 
 def training_ops(cfg: ModelConfig) -> RowOps:
     """Operations on single rows in XLA's own order of additions."""
-    return row_ops(cfg, native_sum, linears_fn(Numerics(linear="xla")))
+    return row_ops(cfg, native_sum, Numerics(linear="xla"))

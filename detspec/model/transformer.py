@@ -73,6 +73,8 @@ def forward(
         return run_layer(layer, layer_params, x, mix, own_ops, out_ops)
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1), numerics=numerics))  # [R, D]
+    if cfg.learned_positions:
+        x = x + lookup(params["positions"], jnp.clip(positions, 0, cfg.max_position - 1), numerics=numerics)
     streams, pools = through_layers(params, cfg, x, run, riding.inject)
     return Pass(
         logits_f32=logits_f32(params, cfg, streams[-1], last_ops),
@@ -89,7 +91,7 @@ def logits_fn(
     The last norm is worked out at once, in the program of the pass: XLA does not round what it hands from one to the other.
     """
     ops = canonical_ops(cfg, numerics, windows.used if windows.wanted is None else windows.wanted)
-    normed = ops.norm(stream.reshape(-1, stream.shape[-1]), params["final_norm"])
+    normed = ops.normed(stream.reshape(-1, stream.shape[-1]), params, "final_norm")
     return lambda: head_f32(params, cfg, normed, ops)
 
 
@@ -125,5 +127,6 @@ def forward_sequences(
 
         return run_layer(layer, layer_params, x, mix, ops, ops)
 
-    streams, _ = through_layers(params, cfg, scale_embeddings(cfg, params["embed"][tokens]), run, inject)
+    x = scale_embeddings(cfg, params["embed"][tokens])
+    streams, _ = through_layers(params, cfg, x + params["positions"][:T][None] if cfg.learned_positions else x, run, inject)
     return logits_f32(params, cfg, streams[-1], ops), None if tap_layer is None else streams[tap_layer]

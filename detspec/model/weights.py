@@ -117,8 +117,14 @@ def weight(
 
 
 def norm_weight(cfg: ModelConfig, axes: str = "D", **sizes: int) -> Weight:
-    """The scale of an RMSNorm that leaves what it norms as long as it is: 1, or 0 where models multiply by `1 + w`."""
+    """The scale of a norm that leaves what it norms as long as it is: 1, or 0 where models multiply by `1 + w`."""
     return weight(axes, {"D": cfg.d_model, **sizes}, zeros if cfg.norm_plus_one else ones)
+
+
+def norm_weights(cfg: ModelConfig, *names: str) -> Weights:
+    """The scales of norms of the stream by their names, and their biases, where they have some, as `{name}_bias`."""
+    biases = {f"{name}_bias": weight("D", {"D": cfg.d_model}, zeros) for name in names if cfg.norm_bias}
+    return {**{name: norm_weight(cfg) for name in names}, **biases}
 
 
 def weights(cfg: ModelConfig) -> Weights:
@@ -132,11 +138,13 @@ def weights(cfg: ModelConfig) -> Weights:
     tree = {
         "embed": weight("V D", sizes, normal if cfg.tie_embeddings else unit, looked_up=True),
         "layers": tuple(dict(of_kinds[kind]) for kind in cfg.pattern),
-        "final_norm": norm_weight(cfg),
+        **norm_weights(cfg, "final_norm"),
     }
+    if cfg.learned_positions:
+        tree["positions"] = weight("P D", {"P": cfg.max_position, **sizes}, normal, looked_up=True)
     if not cfg.tie_embeddings or cfg.weights is not None:
         tree["head"] = weight("V D", sizes)
     if cfg.thinking is not None:
-        thinker = {"layer": dict(of_kinds[cfg.pattern[-1]]), "final_norm": norm_weight(cfg), "head": weight("V D", sizes)}
+        thinker = {"layer": dict(of_kinds[cfg.pattern[-1]]), **norm_weights(cfg, "final_norm"), "head": weight("V D", sizes)}
         tree["thinking"] = {"thinker": thinker, "compressor": {"layer": dict(of_kinds[cfg.pattern[0]])}}
     return tree

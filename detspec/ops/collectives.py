@@ -32,18 +32,18 @@ def chip() -> jax.Array:
     return jax.lax.axis_index(CHIPS) if num_chips() > 1 else jnp.int32(0)
 
 
-def own(x: jax.Array | np.ndarray) -> jax.Array:
-    """This chip's part of the last axis of `x [..., m]`, which all chips hold: `[..., m/n]`."""
+def own(x: jax.Array | np.ndarray, axes: tuple[str, ...] = CHIPS) -> jax.Array:
+    """This chip's part of the last axis of `x [..., m]`, which all chips hold: `[..., m/n]`, `n` chips along `axes`."""
     x = jnp.asarray(x)
     if num_chips() == 1:
         return x
-    size = x.shape[-1] // num_chips()
-    return jax.lax.dynamic_slice_in_dim(x, chip() * size, size, axis=-1)
+    size = x.shape[-1] // math.prod(jax.lax.axis_size(axis) for axis in axes)
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * size, size, axis=-1)
 
 
-def gather(x: jax.Array) -> jax.Array:
-    """The parts `x [..., m/n]` of all chips one after the other: `[..., m]`, on each of them."""
-    return jax.lax.all_gather(x, CHIPS, axis=x.ndim - 1, tiled=True) if num_chips() > 1 else x
+def gather(x: jax.Array, axes: tuple[str, ...] = CHIPS) -> jax.Array:
+    """The parts `x [..., m/n]` of the chips along `axes` one after the other: `[..., m]`, on each of them."""
+    return jax.lax.all_gather(x, axes, axis=x.ndim - 1, tiled=True) if num_chips() > 1 else x
 
 
 def to_rows(x: jax.Array) -> jax.Array:

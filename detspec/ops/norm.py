@@ -1,4 +1,4 @@
-"""RMSNorm in float32; the caller chooses the order of its sums."""
+"""RMSNorm and LayerNorm in float32; the caller chooses the order of their sums."""
 
 import jax
 import jax.numpy as jnp
@@ -19,3 +19,19 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, sum_fn: SumFn, *, plus_
     if plus_one:
         return (normed_f32 * (1 + scale.astype(jnp.float32))).astype(x.dtype)
     return normed_f32.astype(x.dtype) * scale
+
+
+def layer_norm(
+    x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *, eps: float, sum_fn: SumFn, plus_one: bool = False
+) -> jax.Array:
+    """`(x - mean) / deviation * scale + bias` over the last axis, in `x`'s dtype; `x [..., D]`, `scale, bias [D]`.
+
+    With `plus_one` the factor is `1 + scale`. All of it is float32 inside.
+    """
+    x_f32 = x.astype(jnp.float32)
+    centred_f32 = x_f32 - (sum_fn(x_f32) / x.shape[-1])[..., None]
+    variance = sum_fn(centred_f32 * centred_f32) / x.shape[-1]
+    along = (1,) * (x.ndim - 1) + scale.shape
+    scale_f32 = scale.astype(jnp.float32).reshape(along)
+    normed_f32 = centred_f32 * jax.lax.rsqrt(variance + eps)[..., None] * (1 + scale_f32 if plus_one else scale_f32)
+    return (normed_f32 if bias is None else normed_f32 + bias.astype(jnp.float32).reshape(along)).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864) in the half-split layout of Hugging Face Llama."""
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864), with pairs half a head apart or next to each other."""
 
 import math
 from typing import NamedTuple
@@ -23,6 +23,8 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = 
     frequencies = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
     if scaling is None:
         return frequencies
+    if scaling.kind == "longrope":
+        return frequencies / np.asarray(scaling.short_factors, np.float32)
     stretched = frequencies / np.float32(scaling.factor)
     if scaling.kind == "linear":
         return stretched
@@ -78,9 +80,18 @@ def rope_rotation(positions: jax.Array, frequencies: np.ndarray, attention_facto
     return jax.lax.platform_dependent(angle, cpu=conditional, default=held_apart)
 
 
-def apply_rope(x: jax.Array, rotation: Rotation) -> jax.Array:
-    """Rotates `x [..., heads, H]`; float32 inside."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+def apply_rope(x: jax.Array, rotation: Rotation, *, interleaved: bool = False) -> jax.Array:
+    """Rotates the first `2 * cos.shape[-1]` places of each head of `x [..., heads, H]`; float32 inside.
+
+    Pairs that are neighbours (`interleaved`) come out half the rotated places apart: queries and keys are ordered alike, so no
+    score is another one.
+    """
     cos, sin = rotation
+    size = 2 * cos.shape[-1]
+    if size < x.shape[-1]:
+        turned = apply_rope(x[..., :size], rotation, interleaved=interleaved)
+        return jnp.concatenate([turned, x[..., size:]], axis=-1)
+    x_f32 = x.astype(jnp.float32)
+    first, second = (x_f32[..., ::2], x_f32[..., 1::2]) if interleaved else jnp.split(x_f32, 2, axis=-1)
     rotated_f32 = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated_f32.astype(x.dtype)

@@ -174,7 +174,7 @@ def _states(cfg: ModelConfig, x: jax.Array, thoughts: jax.Array) -> jax.Array:
 
 
 def _thought_logits(thinker: Params, cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
-    own_f32 = ops.linear_f32(ops.norm(x, thinker["final_norm"]), head=thinker["head"])
+    own_f32 = ops.linear_f32(ops.normed(x, thinker, "final_norm"), head=thinker["head"])
     return softcap(collectives.gather(own_f32), cfg.logit_softcap)
 
 

@@ -17,7 +17,7 @@ from detspec.model.transformer import forward, forward_sequences, place
 from detspec.ops.attention.api import NO_POSITION
 from detspec.schedule import Schedule
 from detspec.state import NO_SEQUENCE, Windows
-from tests.fakes import ALIBI_CFG, RANDOM_CFG, bits, random_model
+from tests.fakes import ALIBI_CFG, LAYER_CFGS, RANDOM_CFG, bits, random_model
 from tests.shelf import MANY
 
 pytestmark = pytest.mark.optimised
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.optimised
 F32 = dataclasses.replace(RANDOM_CFG, dtype="float32", tie_embeddings=True)
 # With six query heads per KV head, jax 0.12 multiplies windows of 8 positions in another way than those of 1.
 F32_ALIBI = with_fields(ALIBI_CFG, dtype="float32", num_kv_heads=4)
+F32_LAYERS = {name: with_fields(cfg, dtype="float32") for name, cfg in LAYER_CFGS.items()}
 ONE_LAYER = with_fields(ALIBI_CFG, num_layers=1)
 LENGTH, ROWS = 24, 64
 TOKENS = np.random.default_rng(0).integers(0, RANDOM_CFG.vocab_size, LENGTH, dtype=np.int32)
@@ -68,7 +69,7 @@ def logits_of(cfg: ModelConfig, window: int, rows: int = ROWS, sequence: int = 0
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
 
 
-@pytest.mark.parametrize("cfg", [F32, F32_ALIBI], ids=["rope", "alibi"])
+@pytest.mark.parametrize("cfg", [F32, F32_ALIBI, *F32_LAYERS.values()], ids=["rope", "alibi", *F32_LAYERS])
 def test_forward_over_pages_equals_forward_over_sequences(cfg):
     """Several windows of one pass hold consecutive spans of one sequence: a layer writes before it attends."""
     # Two orders of the same float32 sums, of some 64 terms, through 2 layers; logits of size 1.
