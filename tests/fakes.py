@@ -83,6 +83,7 @@ LAYER_CFGS = {
             "qk_norm_of": "rotated",
         },
         "scales": {"embed_scale": 3.0, "residual_scale": 0.7, "logit_divisor": 3.0, "score_scale": 0.2},
+        "sinks": {"sinks": True, "sliding_window": 9, "sliding_layers": (True, False)},
         "part rotated": {
             "rotary_dim": 8,
             "rope_interleaved": True,
@@ -122,6 +123,7 @@ LAYER_CFGS = {
             )
         },
         "chosen experts": {"experts": MixtureOfExperts(8, 4, 20, score="chosen", shared_d_ff=16, shared_gate=True)},
+        "clamped experts": {"experts": MixtureOfExperts(8, 4, 20, score="chosen", bias=True, clamp=0.5)},
     }.items()
 }
 
@@ -159,7 +161,7 @@ def random_model(cfg: ModelConfig) -> Params:
     """Random weights, the same in every run; biases too, which training would start from 0."""
 
     def fill_bias(path: tuple, leaf: jax.Array) -> jax.Array:
-        if not jax.tree_util.keystr(path).endswith("_bias']"):
+        if not jax.tree_util.keystr(path).endswith(("_bias']", "sinks']")):
             return leaf
         key = jax.random.key(zlib.crc32(jax.tree_util.keystr(path).encode()))  # no two biases alike
         return (0.3 * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)

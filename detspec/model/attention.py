@@ -16,7 +16,7 @@ from detspec.model.rows import RowOps
 from detspec.model.weights import Weights, norm_weight, residual, weight, zeros
 from detspec.ops import collectives
 from detspec.ops.alibi import alibi_slopes, lower_scores
-from detspec.ops.attention.api import append_fn, paged_attention
+from detspec.ops.attention.api import append_fn, attention_and_lse, beside_sinks
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import biased
 from detspec.ops.rope import Rotation, apply_rope, rope_frequencies, rope_rotation
@@ -51,6 +51,7 @@ class Attention:
         qk_norm_of: "head" norms each head before it is rotated, "rotated" afterwards (Hunyuan); "width" norms all heads of a
             row together, before (OLMo 2).
         score_scale: scores are multiplied by it, instead of divided (Granite).
+        sinks: the softmax of a head has one more score, a weight of the model, that stands for nothing to attend to (gpt-oss).
     """
 
     num_heads: int
@@ -66,11 +67,12 @@ class Attention:
     softcap: float | None = None
     qk_norm_of: str = "head"
     score_scale: float | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         check_counts(self, "num_heads", "num_kv_heads", "head_dim")
         check_choice(self, "positions", POSITIONS)
-        check_flags(self, "qkv_bias", "o_bias", "qk_norm")
+        check_flags(self, "qkv_bias", "o_bias", "qk_norm", "sinks")
         check_choice(self, "qk_norm_of", QK_NORMS)
         check_numbers(self, "score_dim", "softcap", "score_scale", optional=True)
         if self.num_heads % self.num_kv_heads:
@@ -92,7 +94,7 @@ class Attention:
         """How a query and a key give a score."""
         scale = (self.head_dim if self.score_dim is None else self.score_dim) ** -0.5
         scale = scale if self.score_scale is None else self.score_scale
-        return Scores(scale, self.softcap, self.window, self.positions == "alibi")
+        return Scores(scale, self.softcap, self.window, self.positions == "alibi", self.sinks)
 
     @property
     def rotated(self) -> int:
@@ -112,6 +114,8 @@ class Attention:
             declared |= {f"{name}_bias": weight(axis, sizes, zeros) for name, axis in (("q", "NH"), ("k", "KH"), ("v", "KH"))}
         if self.o_bias:
             declared["o_bias"] = weight("D", sizes, zeros)
+        if self.sinks:
+            declared["sinks"] = weight("N", sizes, zeros)
         if self.qk_norm:
             axes = {"q": "NH", "k": "KH"} if self.qk_norm_of == "width" else {"q": "H", "k": "H"}
             declared |= {f"{name}_norm": norm_weight(cfg, axis, **sizes) for name, axis in axes.items()}
@@ -133,13 +137,13 @@ class Attention:
         self, params: dict[str, Any], x: jax.Array, where: Where, pools: KV, ops: RowOps, out_ops: RowOps
     ) -> tuple[jax.Array, KV]:
         """Attention of token rows `x [R, D]` over one layer's pools, into which their own keys and values go first."""
-        return self.attend_with(params, x, where.prepared, self._paged(where, pools), ops, out_ops)
+        return self.attend_with(params, x, where.prepared, self._paged(where, pools, params.get("sinks")), ops, out_ops)
 
     def whole(self, params: dict[str, Any], x: jax.Array, prepared: Rotation | None, ops: RowOps) -> jax.Array:
         """Attention of whole sequences `x [B, T, D]` over themselves, differentiable."""
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-            return attend_sequence(self.scores, q, k, v), None
+            return attend_sequence(self.scores, q, k, v, sinks=params.get("sinks")), None
 
         return self.attend_with(params, x, prepared, attend, ops, ops)[0]
 
@@ -189,7 +193,7 @@ class Attention:
 
         return of_row(q, params["q_norm"], collectives.CHIPS), of_row(k, params["k_norm"], collectives.CHIPS[:1])
 
-    def _paged(self, where: Where, pools: KV) -> AttendFn:
+    def _paged(self, where: Where, pools: KV, sinks: jax.Array | None) -> AttendFn:
         """Attention over pages; threads on the written ones."""
         numerics = where.numerics
         places = where.places
@@ -206,7 +210,7 @@ class Attention:
                 k=write(pools.k, k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis),
                 v=write(pools.v, v, places.page_ids, places.slots),
             )
-            attended = paged_attention(
+            attended, lse = attention_and_lse(
                 q.reshape(G, W, -1, self.head_dim),
                 *written,
                 places.tables,
@@ -214,12 +218,16 @@ class Attention:
                 scores=self.scores,
                 numerics=numerics,
             )
+            if lse is not None and sinks is not None:
+                attended = beside_sinks(attended, lse, collectives.own(sinks))
             return attended.reshape(G * W, -1, self.head_dim), written
 
         return attend
 
 
-def attend_sequence(scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, *, query_block: int = 128) -> jax.Array:
+def attend_sequence(
+    scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, *, sinks: jax.Array | None = None, query_block: int = 128
+) -> jax.Array:
     """Causal attention of whole sequences over themselves, for training: `q [B, T, N, H]`, `k, v [B, T, K, H]`.
 
     Queries go in blocks that meet only the keys up to their own end, so nearly half of the masked products are never made:
@@ -227,7 +235,7 @@ def attend_sequence(scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, *,
         query_block 2, T 4:   q 0..1 x k 0..1     q 2..3 x k 0..3
 
     A query attends to the last `scores.sliding_window` positions up to its own, or to all of them. Linear biases lower a head's
-    capped scores by its slope times the distance.
+    capped scores by its slope times the distance. `sinks [N]` are one more score of each head.
     """
     B, T, N, H = q.shape
     K = k.shape[2]
@@ -243,6 +251,11 @@ def attend_sequence(scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, *,
         if scores.alibi:
             capped = lower_scores(capped, slopes, jnp.asarray(distance, jnp.int32)[None, None, None])
         visible = (distance >= 0) & (distance < (scores.sliding_window or T))
-        weights = jax.nn.softmax(jnp.where(visible[None, None, None], capped, -jnp.inf), axis=-1)
-        attended.append(jnp.einsum("BKQTS,BSKH->BTKQH", weights, v_f32[:, :end]))
-    return jnp.concatenate(attended, axis=1).reshape(B, T, N, H).astype(q.dtype)
+        visible_scores = jnp.where(visible[None, None, None], capped, -jnp.inf)
+        weights = jax.nn.softmax(visible_scores, axis=-1)
+        found_f32 = jnp.einsum("BKQTS,BSKH->BTKQH", weights, v_f32[:, :end]).reshape(B, end - start, N, H)
+        if sinks is not None:
+            lse = jax.nn.logsumexp(visible_scores, axis=-1).transpose(0, 3, 1, 2).reshape(B, end - start, N)
+            found_f32 = beside_sinks(found_f32, lse, sinks)
+        attended.append(found_f32)
+    return jnp.concatenate(attended, axis=1).astype(q.dtype)

@@ -52,6 +52,7 @@ LATER: dict[str, Any] = {
     "learned_positions": False,
     "qk_norm_of": "head",
     "score_scale": None,
+    "sinks": False,
     "rotary_dim": None,  # places of a head that are rotated, where not all are
     "rope_interleaved": False,
     "unrotated_layers": (),  # for each layer, whether it rotates nothing; () if all rotate
@@ -63,13 +64,13 @@ LATER: dict[str, Any] = {
     "experts": None,  # a `MixtureOfExperts` in place of the MLP
     "dense_layers": (),  # for each layer, whether it keeps the MLP; () if none does
 }
-UNSAID = (*LATER, "size", "interleaved", "bias", "short_factors")  # fields of dataclasses that are left out likewise
+UNSAID = (*LATER, "size", "interleaved", "bias", "clamp", "short_factors")  # fields of dataclasses that are left out likewise
 # Fields of `ModelConfig`, of `Attention` and of `Layer` by the same names.
 OF_MODEL: tuple[str, ...] = ("vocab_size", "d_model", "norm_eps", "tie_embeddings", "max_position", "dtype", "norm_plus_one")
 OF_MODEL += ("scale_embeddings", "logit_softcap", "thinking", "weights", "norm", "norm_bias", "embed_scale", "logit_divisor")
 OF_MODEL += ("learned_positions",)
 OF_ATTENTION: tuple[str, ...] = ("num_heads", "num_kv_heads", "head_dim", "qkv_bias", "o_bias", "qk_norm", "score_dim")
-OF_ATTENTION += ("qk_norm_of", "score_scale")
+OF_ATTENTION += ("qk_norm_of", "score_scale", "sinks")
 OF_LAYER = ("post_norms", "pre_norms", "parallel", "residual_scale")
 
 

@@ -13,6 +13,7 @@ from detspec.model.mlp import ACTIVATION_FNS, GatedMLP
 from detspec.model.rows import RowOps
 from detspec.model.weights import Experts, Weights, residual, weight, zeros
 from detspec.ops import collectives
+from detspec.ops.linear.api import biased
 
 SCORES = ("softmax", "sigmoid", "chosen")
 
@@ -38,6 +39,8 @@ class MixtureOfExperts:
         active_groups: how many groups a row may choose from.
         shared_d_ff: inner width of an MLP that every row takes besides; 0 for none.
         shared_gate: the output of that is multiplied by a sigmoid of the row (Qwen1.5-MoE).
+        bias: the router and all projections of experts add a bias (gpt-oss).
+        clamp: largest size of what gates and ups give; the gate is then `(up + 1) * gate * sigmoid(1.702 gate)` (gpt-oss).
     """
 
     num: int
@@ -52,6 +55,8 @@ class MixtureOfExperts:
     active_groups: int = 1
     shared_d_ff: int = 0
     shared_gate: bool = False
+    bias: bool = False
+    clamp: float | None = None
 
     def __post_init__(self) -> None:
         check_counts(
@@ -59,8 +64,9 @@ class MixtureOfExperts:
         )
         check_choice(self, "activation", tuple(ACTIVATION_FNS))
         check_choice(self, "score", SCORES)
-        check_flags(self, "renormalised", "correction", "shared_gate")
+        check_flags(self, "renormalised", "correction", "shared_gate", "bias")
         check_numbers(self, "scale")
+        check_numbers(self, "clamp", optional=True)
         if self.active_groups > self.groups or self.num % self.groups or (self.groups > 1 and self.num < 2 * self.groups):
             raise InputError(
                 f"MixtureOfExperts.groups ({self.groups}) must cut its num ({self.num}) into equal groups of two or more, and "
@@ -89,6 +95,10 @@ class MixtureOfExperts:
         }
         if self.correction:
             declared["router_bias"] = weight("B", {"B": self.num}, zeros)
+        if self.bias:
+            axes = {"gate": "E F", "up": "E F", "down": "E D"}
+            declared |= {f"experts_{name}_bias": weight(axis, sizes, zeros, taken) for name, axis in axes.items()}
+            declared["router_logit_bias"] = weight("B", {"B": self.num}, zeros)
         if self.shared is not None:
             declared |= {f"shared_{name}": leaf for name, leaf in self.shared.weights(cfg).items()}
         if self.shared_gate:
@@ -100,15 +110,16 @@ class MixtureOfExperts:
         rows = x.reshape(-1, x.shape[-1])
         ids, weights_f32 = self.route(params, rows, ops)
         gate_f32, up_f32 = ops.experts_f32(rows, ids, params["experts_gate"], params["experts_up"])
-        inner = collectives.gather((ACTIVATION_FNS[self.activation](gate_f32) * up_f32).astype(x.dtype))
-        (each_f32,) = ops.experts_f32(inner, ids, params["experts_down"])
-        out_f32 = in_order(each_f32 * weights_f32[..., None])
+        gate_f32 = _with_bias(gate_f32, params, "gate", ids)
+        inner_f32 = self._gated(gate_f32, _with_bias(up_f32, params, "up", ids))
+        (each_f32,) = ops.experts_f32(collectives.gather(inner_f32.astype(x.dtype)), ids, params["experts_down"])
+        out_f32 = in_order(_with_bias(each_f32, params, "down", ids) * weights_f32[..., None])
         out = collectives.gather(out_f32.astype(x.dtype)).reshape(x.shape)
         return out if self.shared is None else out + self._shared_rows(self.shared, params, x, ops)
 
     def route(self, params: dict[str, Any], rows: jax.Array, ops: RowOps) -> tuple[jax.Array, jax.Array]:
         """Chooses experts of `rows [R, D]`, preferred ones first: their numbers, int32, and weights, float32, both `[R, k]`."""
-        logits_f32 = ops.linear_f32(rows, router=params["router"])
+        logits_f32 = biased(ops.linear_f32(rows, router=params["router"]), params.get("router_logit_bias"), jnp.float32)
         scores_f32 = {"softmax": softmax, "sigmoid": _sigmoid, "chosen": _as_they_are}[self.score](logits_f32, ops)
         preferred_f32 = scores_f32
         if self.correction:
@@ -120,6 +131,13 @@ class MixtureOfExperts:
         if self.renormalised:
             chosen_f32 = chosen_f32 / in_order(chosen_f32)[:, None]
         return ids, chosen_f32 if self.scale == 1 else chosen_f32 * np.float32(self.scale)
+
+    def _gated(self, gate_f32: jax.Array, up_f32: jax.Array) -> jax.Array:
+        if self.clamp is None:
+            return ACTIVATION_FNS[self.activation](gate_f32) * up_f32
+        gate_f32 = jnp.minimum(gate_f32, np.float32(self.clamp))
+        up_f32 = jnp.clip(up_f32, np.float32(-self.clamp), np.float32(self.clamp))
+        return (up_f32 + 1) * (gate_f32 * jax.nn.sigmoid(gate_f32 * np.float32(1.702)))
 
     def _of_best_groups(self, preferred_f32: jax.Array) -> jax.Array:
         """`preferred_f32 [R, E]` with minus infinity outside of the groups that a row may choose from."""
@@ -137,6 +155,12 @@ class MixtureOfExperts:
         if not self.shared_gate:
             return out
         return out * jax.nn.sigmoid(ops.linear_f32(x, shared_weight=params["shared_weight"])).astype(x.dtype)
+
+
+def _with_bias(y_f32: jax.Array, params: dict[str, Any], name: str, ids: jax.Array) -> jax.Array:
+    """`y_f32 [R, k, out]` with the biases of the experts `ids [R, k]`, where there are some."""
+    biases = params.get(f"experts_{name}_bias")
+    return y_f32 if biases is None else y_f32 + collectives.own(biases[ids]).astype(jnp.float32)
 
 
 def softmax(x: jax.Array, ops: RowOps) -> jax.Array:

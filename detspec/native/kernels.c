@@ -1137,7 +1137,7 @@ typedef struct {
   int64_t item_bytes;             /* of these */
   const int32_t *tables, *positions;
   const float *slopes; /* of heads; all 0 without linear biases */
-  float *y;
+  float *y, *sums; /* sums: m and l of each query, or NULL */
   int64_t windows, window, heads, head_dim, kv_heads, page, max_pages;
   int q_dtype;
   float scale, cap; /* cap 0: none */
@@ -1305,8 +1305,10 @@ static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t 
       for (int64_t h = r * H; h < (r + 1) * H; h += WIDTH)
         store_f32(o + h, multiply_add(load_f32(o + h), all(row[r].rescale), load_f32(pv + h)));
   }
-  for (int r = 0; r < rows; r++)
+  for (int r = 0; r < rows; r++) {
     for (int64_t h = 0; h < H; h += WIDTH) store_f32(a->y + row[r].place + h, load_f32(o + r * H + h) / all(row[r].l));
+    if (a->sums) memcpy(a->sums + 2 * (row[r].place / H), (float[]){row[r].m, row[r].l}, 2 * sizeof(float));
+  }
 }
 
 /* Queries of window `g` that are not padding: those whose positions ascend, none in a window that needs no attention. */
@@ -1322,18 +1324,22 @@ static void run_attention(const void *task, int64_t item) {
   const Attention *a = task;
   const int64_t g = item / a->kv_heads, kv = item % a->kv_heads, group = a->heads / a->kv_heads, num = queries_of(a, g);
   for (int64_t first = 0; first < num * group; first += TILE) attend(a, (int)MIN(TILE, num * group - first), g, kv, first);
-  for (int64_t w = num; w < a->window; w++)
-    memset(a->y + ((g * a->window + w) * a->heads + kv * group) * a->head_dim, 0, sizeof(float) * group * a->head_dim);
+  for (int64_t w = num; w < a->window; w++) {
+    const int64_t place = (g * a->window + w) * a->heads + kv * group;
+    memset(a->y + place * a->head_dim, 0, sizeof(float) * group * a->head_dim);
+    for (int64_t j = 0; a->sums && j < group; j++) memcpy(a->sums + 2 * (place + j), (float[]){0, 1}, 2 * sizeof(float));
+  }
 }
 
 /* (q [G, W, N, H], keys, values, page tables [G, max_pages], positions [G, W], slopes [N]; cap, scale, sliding_window)
-   -> float32 [G, W, N, H]; keys and values in int8 are followed by two arguments more, their scales */
+   -> float32 [G, W, N, H], and if asked for m and l, [G, W, N, 2]; keys and values in int8 are followed by two arguments more,
+   their scales */
 XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   const XLA_FFI_Buffer *q = args[0], *v = args[2], *positions = args[4];
   const int dtype = cache_dtype_of(v->dtype), scaled = dtype == S8;
-  if (frame->args.size != (scaled ? 8 : 6) || frame->rets.size != 1 || frame->attrs.size != 3)
+  if (frame->args.size != (scaled ? 8 : 6) || frame->rets.size > 2 || frame->attrs.size != 3)
     return fail(frame, "detspec_attention: wrong number of arguments");
   Attention a = {
       .q = q->data,
@@ -1347,6 +1353,7 @@ XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
       .positions = positions->data,
       .slopes = args[5]->data,
       .y = rets[0]->data,
+      .sums = frame->rets.size == 2 ? rets[1]->data : NULL,
       .windows = positions->dims[0],
       .window = positions->dims[1],
       .heads = q->dims[1],

@@ -27,7 +27,7 @@ ExpertsFn = Callable[..., list[jax.Array]]
 class Operations(NamedTuple):
     """The functions of one implementation; the defaults are XLA's."""
 
-    paged_attention: Callable[..., jax.Array]  # see `attention.api.paged_attention`
+    paged_attention: Callable[..., tuple[jax.Array, jax.Array | None]]  # see `attention.api.attention_and_lse`
     linears_f32: LinearsFn  # pinned products, see `linear.api.linears_fn`
     experts_f32: ExpertsFn  # the same products, with matrices that rows choose, see `experts.api.experts_fn`
     int8_linears_f32: LinearsFn = lambda x, weights, used: int8.linears_f32(x, weights)

@@ -18,9 +18,9 @@ def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(
     sound = reference.paged_attention
 
     def spoilt(q, k_pages, v_pages, page_tables, positions, *, scores, numerics):
-        attended = sound(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
+        attended, lse = sound(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
         wrong = positions >= first_wrong_page * 64 if q.shape[1] == 1 else positions < 0
-        return attended * jnp.where(wrong, 1.01, 1.0)[:, :, None, None]
+        return attended * jnp.where(wrong, 1.01, 1.0)[:, :, None, None], lse
 
     monkeypatch.setattr(reference, "paged_attention", spoilt)
     engine = engine_of_many_pages("none", 318 - first_wrong_page, max_requests)
@@ -35,9 +35,9 @@ def test_attention_that_goes_wrong_at_guesses_alone_is_caught_because_probes_fin
     sound = reference.paged_attention
 
     def spoilt(q, k_pages, v_pages, page_tables, positions, *, scores, numerics):
-        attended = sound(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
+        attended, lse = sound(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
         factor = jnp.asarray([1.0, 1.01] if q.shape[1] == 2 else [1.0] * q.shape[1], jnp.float32)
-        return attended * factor[None, :, None, None]
+        return attended * factor[None, :, None, None], lse
 
     monkeypatch.setattr(reference, "paged_attention", spoilt)
     engine = engine_of_many_pages("ngram", 311)

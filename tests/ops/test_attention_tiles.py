@@ -37,15 +37,17 @@ def test_splits_put_together_equal_one_sum_whatever_is_left_in_memory_of_those_w
     works = np.array([[True] * 4, [True, True, False, False], [False] * 4])
     attended[~works] = np.nan
     lse[~works] = np.nan
-    got = np.asarray(jax.jit(put_together)(works, attended, lse))
+    got, got_lse = jax.device_get(jax.jit(put_together)(works, attended, lse))
     for x, num_keys in enumerate((8, 4)):
-        whole, _ = splits_of(score[x : x + 1, ..., :num_keys], value[x : x + 1, :, :num_keys], 1)
+        whole, whole_lse = splits_of(score[x : x + 1, ..., :num_keys], value[x : x + 1, :, :num_keys], 1)
         # Averages of numbers of size 1 by weights that sum to 1, in float32.
         np.testing.assert_allclose(got[x], whole[0, 0], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(got_lse[x], whole_lse[0, 0], rtol=1e-6, atol=0)
     assert (got[2] == 0).all()
 
 
 def test_tiles_without_splits_keep_what_works_and_are_zero_elsewhere():
     attended = np.array([1.5, np.nan], np.float32).reshape(2, 1, 1, 1, 1)
-    got = np.asarray(put_together(np.array([[True], [False]]), attended, None))
+    got, lse = put_together(np.array([[True], [False]]), attended, None)
+    assert lse is None
     assert got.reshape(-1).tolist() == [1.5, 0.0]

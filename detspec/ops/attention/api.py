@@ -50,12 +50,35 @@ def paged_attention(
     Raises:
         InputError: shapes contradict each other, or the implementation does not support them.
     """
+    return attention_and_lse(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)[0]
+
+
+def attention_and_lse(
+    q: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
+    page_tables: jax.Array,
+    positions: jax.Array,
+    *,
+    scores: Scores,
+    numerics: Numerics,
+) -> tuple[jax.Array, jax.Array | None]:
+    """`paged_attention`, and with `scores.lse` the logarithm of each query's sum of exponentiated scores, else None.
+
+    That is float32 `[G, W, N]`. Queries that need no attention have something finite there, if scratch pages are.
+    """
     _check(q, k_pages, v_pages, page_tables, positions, numerics)
     head_dim = q.shape[3]
     q = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, numbers(v_pages).shape[3] - head_dim)))
     attend = operations(numerics).paged_attention
-    attended = attend(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
-    return attended[..., :head_dim]
+    attended, lse = attend(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
+    return attended[..., :head_dim], lse
+
+
+def beside_sinks(attended: jax.Array, lse: jax.Array, sinks: jax.Array) -> jax.Array:
+    """`attended [..., N, H]` by softmaxes that had one more score, `sinks [N]`, and nothing to attend to there (gpt-oss)."""
+    share = jax.nn.sigmoid(lse - sinks.astype(jnp.float32).reshape((1,) * (lse.ndim - 1) + sinks.shape))
+    return attended * share[..., None]
 
 
 def append_fn(numerics: Numerics) -> Callable[..., Any]:

@@ -30,8 +30,8 @@ def paged_attention(
     *,
     scores: Scores,
     numerics: Numerics,
-) -> jax.Array:
-    """See `api.paged_attention`; keys are `[num_pages, K, H, page]`, pages of 16 to 512 slots, `H` at most 512."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """See `api.attention_and_lse`; keys are `[num_pages, K, H, page]`, pages of 16 to 512 slots, `H` at most 512."""
     G, W, N, _ = q.shape
     keys = numbers(k_pages)
     values = numbers(v_pages)
@@ -49,8 +49,8 @@ def paged_attention(
     slopes = own_slopes(N) if scores.alibi else np.zeros(N, np.float32)
     # As token rows: for windows of one, XLA:CPU fused a copy of the same places with the rotation before it,
     # which took 13 us instead of 3 for 8 rows.
-    call = kernel("detspec_attention", values.dtype, jax.ShapeDtypeStruct((G * W, N, H), jnp.float32))
-    attended = call(
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((G * W, N, H), (G * W, N, 2))[: 1 + scores.lse]]
+    attended, *sums = kernel("detspec_attention", values.dtype, shapes)(
         q.reshape(G * W, N, H),
         keys,
         values,
@@ -62,4 +62,5 @@ def paged_attention(
         cap=np.float32(scores.cap or 0),
         sliding_window=np.int32(NO_WINDOW if scores.sliding_window is None else scores.sliding_window),
     )
-    return attended.reshape(G, W, N, H)
+    lse = [(m_and_l[..., 0] + jnp.log(m_and_l[..., 1])).reshape(G, W, N) for m_and_l in sums]
+    return attended.reshape(G, W, N, H), lse[0] if lse else None

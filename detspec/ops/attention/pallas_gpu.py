@@ -33,7 +33,7 @@ from detspec.errors import InputError
 from detspec.ops.alibi import lower_scores, own_slopes
 from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.scores import Scores
-from detspec.ops.attention.tiles import put_together, tile_positions
+from detspec.ops.attention.tiles import by_position, put_together, tile_positions
 from detspec.ops.gpu_simulator import simulator
 from detspec.schedule import Numerics
 
@@ -77,10 +77,10 @@ def paged_attention(
     *,
     scores: Scores,
     numerics: Numerics,
-) -> jax.Array:
-    """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """See `api.attention_and_lse`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
     check(q, v_pages, numerics)
-    G, W, N, H = q.shape
+    q_shape = G, W, N, H = q.shape
     K, page = v_pages.shape[1:3]
     Q = N // K
     splits = numerics.num_splits
@@ -128,11 +128,11 @@ def paged_attention(
 
     operands = [q, k_pages, v_pages, page_tables, positions, *([_log2_slopes(N, K, rows)] if scores.alibi else [])]
     results = [jax.ShapeDtypeStruct((X, splits, K, used, H), jnp.float32)]
-    if splits > 1:  # and the logarithm of each row's sum of exponentials
+    if splits > 1 or scores.lse:  # and the logarithm of each row's sum of exponentials
         results.append(jax.ShapeDtypeStruct((X, splits, K, rows), jnp.float32))
     slots = X * page_tables.shape[1] * page  # as if every table were full
     # The last axis of the grid runs fastest: tiles of one window read the same pages at about the same time.
-    attended, *lse = pl.kernel(
+    attended, *of_splits = pl.kernel(
         kernel,
         results,
         mesh=plgpu.Mesh(
@@ -148,9 +148,9 @@ def paged_attention(
         name="paged_attention",
     )(*operands)
     attended = attended[:, :, :, : width * Q]
-    attended = put_together(works, attended, lse[0][..., : width * Q] if splits > 1 else None)
-    attended = attended.reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
-    return attended.reshape(G, tiles * width, N, H)[:, :W]
+    attended, lse = put_together(works, attended, of_splits[0][..., : width * Q] if of_splits else None)
+    found_lse = by_position(lse[..., None], q_shape, tiles)[..., 0] if lse is not None and scores.lse else None
+    return by_position(attended, q_shape, tiles), found_lse
 
 
 def check(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> None:
@@ -237,8 +237,8 @@ def _attend_tile(work: SplitWork, refs: tuple[Any, ...], *scratch_refs: Any, sco
     """Runs a warpgroup of a CTA: the last one fetches the pages that the others compute with.
 
     `refs` are those of queries `[X, K, used, H]`, keys and values `[num_pages, K, page, H]`, page tables `[G, max_pages]`,
-    positions `[X, rows]`, slopes `[K, rows]` with linear biases, and the results, `[X, splits, K, used, H]` and, if the
-    sequence is split, `[X, splits, K, rows]`.
+    positions `[X, rows]`, slopes `[K, rows]` with linear biases, and the results, `[X, splits, K, used, H]` and, if sums of
+    exponentials are wanted, `[X, splits, K, rows]`.
     """
     q_ref, k_ref, v_ref, tables_ref, positions_ref, *more_refs = refs
     slopes_refs = more_refs[: scores.alibi]

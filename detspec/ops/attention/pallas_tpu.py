@@ -34,7 +34,7 @@ from detspec.errors import InputError
 from detspec.ops.alibi import lower_scores, own_slopes
 from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.scores import Scores
-from detspec.ops.attention.tiles import put_together, tile_positions
+from detspec.ops.attention.tiles import by_position, put_together, tile_positions
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
 
@@ -80,13 +80,13 @@ def paged_attention(
     *,
     scores: Scores,
     numerics: Numerics,
-) -> jax.Array:
-    """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16, float32 or int8."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """See `api.attention_and_lse`; keys are `[num_pages, K, page, H]`, the cache is bfloat16, float32 or int8."""
     check(q, numbers(v_pages), page_tables, scores.alibi, numerics)
     scales = [pages.scale for pages in (k_pages, v_pages) if isinstance(pages, Int8Pages)]
     k_pages = numbers(k_pages)
     v_pages = numbers(v_pages)
-    G, W, N, H = q.shape
+    q_shape = G, W, N, H = q.shape
     K, page = v_pages.shape[1:3]
     Q = N // K
     splits = numerics.num_splits
@@ -121,7 +121,7 @@ def paged_attention(
         operand_specs.append(pl.BlockSpec((K, used, LANE_WIDTH), lambda *_: (0, 0, 0)))
     result_shapes = [jax.ShapeDtypeStruct((num_tiles + NUM_LANES, K, used, H), jnp.float32)]
     result_specs = [pl.BlockSpec((None, K, used, H), at_result)]
-    if splits > 1:  # and the logarithm of each row's sum of exponentials, in every column
+    if splits > 1 or scores.lse:  # and the logarithm of each row's sum of exponentials, in every column
         result_shapes.append(jax.ShapeDtypeStruct((num_tiles + NUM_LANES, K, used, LANE_WIDTH), jnp.float32))
         result_specs.append(pl.BlockSpec((None, K, used, LANE_WIDTH), at_result))
     slots = G * tiles * page_tables.shape[1] * page  # as if every table were full
@@ -153,10 +153,10 @@ def paged_attention(
         name="paged_attention",
     )(work, page_tables.reshape(-1), *operands)
     attended = results[0][:num_tiles, :, : width * Q].reshape(G * tiles, splits, K, width * Q, H)
-    lse = results[1][:num_tiles, :, : width * Q, 0].reshape(G * tiles, splits, K, width * Q) if splits > 1 else None
-    attended = put_together(works, attended, lse)
-    attended = attended.reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
-    return attended.reshape(G, tiles * width, N, H)[:, :W]
+    of_splits = [lse[:num_tiles, :, : width * Q, 0].reshape(G * tiles, splits, K, width * Q) for lse in results[1:]]
+    attended, lse = put_together(works, attended, of_splits[0] if of_splits else None)
+    found_lse = by_position(lse[..., None], q_shape, tiles)[..., 0] if lse is not None and scores.lse else None
+    return by_position(attended, q_shape, tiles), found_lse
 
 
 def check(q: jax.Array, v_pages: jax.Array, page_tables: jax.Array, alibi: bool, numerics: Numerics) -> None:

@@ -46,8 +46,8 @@ def paged_attention(
     *,
     scores: Scores,
     numerics: Numerics,
-) -> jax.Array:
-    """See `api.paged_attention`; keys are `[num_pages, K, H, page]`."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """See `api.attention_and_lse`; keys are `[num_pages, K, H, page]`."""
     if numerics.block_pages != 1:
         raise InputError(f'the "reference" attention takes one page per step, got Numerics.block_pages {numerics.block_pages}')
     G, W, N, H = q.shape
@@ -76,16 +76,19 @@ def paged_attention(
     num_splits = numerics.num_splits
     if num_splits == 1:
         first = jnp.broadcast_to(first_block, (G * tiles,))
-        _, l, o = attend(queries, (k_pages, v_pages), first, num_blocks)
+        m, l, o = attend(queries, (k_pages, v_pages), first, num_blocks)
     else:
         blocks_per_split = -(-num_blocks // num_splits)
         first = jnp.tile(first_block + jnp.arange(num_splits, dtype=jnp.int32) * blocks_per_split, G * tiles)
         queries = Tiles(*(jnp.repeat(x, num_splits, axis=0) for x in queries))
         m, l, o = attend(queries, (k_pages, v_pages), first, blocks_per_split)
-        l, o = merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
-    attended = o / l[..., None]
-    attended = attended.reshape(G, tiles, K, tile, Q, H).transpose(0, 1, 3, 2, 4, 5)
-    return attended.reshape(G, padded, N, H)[:, :W]
+        m, l, o = merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
+
+    def by_position(x: jax.Array) -> jax.Array:
+        by_tile = x.reshape(G, tiles, K, tile, Q, -1).transpose(0, 1, 3, 2, 4, 5)
+        return by_tile.reshape(G, padded, N, -1)[:, :W]
+
+    return by_position(o / l[..., None]), by_position(m + jnp.log(l))[..., 0] if scores.lse else None
 
 
 def _attend_blocks(
@@ -147,10 +150,11 @@ def _block(pages: Pages, page_ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Arr
     return block.astype(dtype), pages.scale.at[page_ids].get(mode="promise_in_bounds")
 
 
-def merge_splits(m: jax.Array, l: jax.Array, o: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Merges the online softmax of parts, `m, l [X, splits, K, rows]` and `o [X, splits, K, rows, H]`, into `l` and `o`.
+def merge_splits(m: jax.Array, l: jax.Array, o: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Merges the online softmax of parts, `m, l [X, splits, K, rows]` and `o [X, splits, K, rows, H]`, into that of the whole.
 
     A part without keys to attend to gets weight 0, as long as another part has some.
     """
-    weight = jnp.exp(m - m.max(1, keepdims=True))
-    return (l * weight).sum(1), (o * weight[..., None]).sum(1)
+    top = m.max(1, keepdims=True)
+    weight = jnp.exp(m - top)
+    return top[:, 0], (l * weight).sum(1), (o * weight[..., None]).sum(1)

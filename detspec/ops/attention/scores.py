@@ -11,3 +11,4 @@ class Scores:
     cap: float | None = None  # scaled products are squashed into `+-cap`, see `softcap`; None leaves them
     sliding_window: int | None = None  # number of last positions that a query attends to, its own included; None is all
     alibi: bool = False  # each head lowers its capped scores by its slope times the distance, see `alibi_slopes`
+    lse: bool = False  # the logarithm of each query's sum of exponentiated scores is wanted, too
