@@ -8,14 +8,11 @@
 All that is wrong is gathered and raised as one `InputError`.
 """
 
-import itertools
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from detspec.checkpoint.blocks import check_cuts
@@ -33,9 +30,11 @@ from detspec.checkpoint.folder import (
     write_json,
 )
 from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
+from detspec.checkpoint.layout import Layout
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, Quantized, gather_quantized
 from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
+from detspec.checkpoint.tensors import Stored, WeightPath, leaf_at, named_tensors, stored_tensors, tied_head
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
@@ -43,19 +42,7 @@ from detspec.model.params import Params, param_shapes
 
 Tensors = dict[str, Header | Quantized]  # by the names of weights
 
-# Buffers that the config decides: rotary frequencies and tables, of a layer or of the model (Gemma 3 has some for each kind of
-# layers), and Gemma's scale of embeddings. Some programs store them, and they are not read.
-CONSTANT = re.compile(
-    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb(_local)?\.(\w+_)?(inv_freq|cos_cached|sin_cached)|model\.embed_tokens\.embed_scale"
-)
 PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
-
-
-class TensorPath(NamedTuple):
-    """The leaf of the parameters that a tensor of a checkpoint is, or is a part of."""
-
-    path: tuple[str | int, ...]  # keys and indices from the root of the pytree
-    part: int | None  # index on the first axis of a stacked weight; None if the tensor is the whole weight
 
 
 def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params]:
@@ -77,13 +64,17 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     cfg = build_config(family, hf_config, fields, headers, path)
     shapes = param_shapes(cfg, sharding=sharding)
     check_cuts(shapes)
-    wanted = tensor_shapes(family.names, shapes)
-    tensors: Tensors = dict(headers) if format is None else gather_quantized(format, wanted, headers, problems)
-    check_tensors(family.names, shapes, tensors, problems)
+    names = fitting_names(family, cfg, shapes, headers)
+    wanted = stored_tensors(names, shapes)
+    head = tied_head(names, shapes)
+    sizes = {name: stored.shape for name, stored in wanted.items()}
+    tensors: Tensors = dict(headers) if format is None else gather_quantized(format, sizes, headers, problems)
+    check_tensors(wanted, tensors, problems, head=head, is_buffer=family.is_buffer)
     problems.raise_if_any()
     check_constants(path, tensors, problems)
     problems.raise_if_any()
-    params = read_params(path, family.names, shapes, tensors, problems)
+    params = read_params(path, wanted, shapes, tensors, problems)
+    check_tied_head(path, head, tensors, params, problems)
     problems.raise_if_any()
     return cfg, params
 
@@ -114,7 +105,7 @@ def save_hf(
     with new_folder(path) as folder:
         write_json(folder / "config.json", {**describe(family, cfg), **tokens})
         write_json(folder / "generation_config.json", tokens)
-        write_tensors(folder, named_tensors(family.names, params), max_shard_bytes)
+        write_tensors(folder, named_tensors(family.tensor_names(cfg), params), max_shard_bytes)
         if tokenizer_json is not None:
             (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
             write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -126,19 +117,10 @@ def fitting_family(cfg: ModelConfig) -> Family | None:
     """The family whose folders say all of `cfg` and have a name for each of its weights; None if there is no such family."""
     try:
         family = family_of(cfg)
-        tensor_paths(family.names, param_shapes(cfg))
+        stored_tensors(family.tensor_names(cfg), param_shapes(cfg))
     except InputError:
         return None
     return family
-
-
-def named_tensors(names: TensorNames, params: Params) -> dict[str, jax.Array | np.ndarray]:
-    """Every array of `params` under its Hugging Face name, in the order of the name table; stacked weights are split."""
-    tensors = {}
-    for name, (path, part) in tensor_paths(names, params).items():
-        leaf = leaf_at(params, path)
-        tensors[name] = leaf if part is None else np.asarray(leaf)[part]
-    return tensors
 
 
 def read_hf_config(path: str | Path) -> ModelConfig:
@@ -191,63 +173,38 @@ def build_config(
         raise InputError(f"{path}: config.json: {error}") from error
 
 
-def tensor_paths(names: TensorNames, params: Params) -> dict[str, TensorPath]:
-    """Tensor name -> its path in `params`, layers in ascending order; `params` may hold shapes instead of arrays.
+def fitting_names(family: Family, cfg: ModelConfig, shapes: Params, tensors: dict[str, Header]) -> TensorNames:
+    """The names of the weights: those of the family's tables that most tensors of the folder are in."""
+    names = family.tensor_names(cfg)
+    tables = [names, *(variant(names) for variant in family.variants)]
+    return max(tables, key=lambda table: sum(name in tensors for name in stored_tensors(table, shapes)))
 
-    Raises `InputError` if `names` lacks a weight of `params`.
+
+def check_tensors(
+    wanted: dict[str, Stored],
+    tensors: Tensors,
+    problems: Problems,
+    *,
+    head: str | None = None,
+    is_buffer: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Compares the headers `tensors` with the `wanted` ones; each difference is a problem.
+
+    A tied `head` may be there, too, and buffers.
     """
-    paths: dict[str, TensorPath] = {}
-    for layered, group in itertools.groupby(names.items(), key=lambda item: "{}" in item[1]):
-        templates = list(group)
-        for index in range(len(params["layers"])) if layered else (0,):
-            for name, template in templates:
-                path = tuple(index if key == "{}" else key for key in template)
-                leaf = leaf_at(params, path)
-                if leaf is None:
-                    continue
-                numbers = (index,) * layered
-                if name.count("{}") == len(numbers):
-                    paths[name.format(*numbers)] = TensorPath(path, None)
-                else:
-                    paths |= {name.format(*numbers, part): TensorPath(path, part) for part in range(leaf.shape[0])}
-    named = {".".join(map(str, found.path)) for found in paths.values()}
-    for path, _ in jax.tree.leaves_with_path(params):
-        weight = jax.tree_util.keystr(path, simple=True, separator=".")
-        if weight not in named:
-            raise InputError(f"no tensor name for the weight {weight}: the table of names has {', '.join(names)}")
-    return paths
-
-
-def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:
-    """`tree[path[0]][path[1]]...`, or None if there is no such entry."""
-    for key in path:
-        if isinstance(tree, dict) and key not in tree:
-            return None
-        tree = tree[key]
-    return tree
-
-
-def tensor_shapes(names: TensorNames, shapes: Params) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that the weights `shapes` are made of."""
-    paths = tensor_paths(names, shapes).items()
-    return {name: leaf_at(shapes, path).shape[0 if part is None else 1 :] for name, (path, part) in paths}
-
-
-def check_tensors(names: TensorNames, shapes: Params, tensors: Tensors, problems: Problems) -> None:
-    """Compares the headers `tensors` with the weights that `shapes` asks for; each difference is a problem."""
-    wanted = tensor_shapes(names, shapes)
-    for name, shape in wanted.items():
+    for name, stored in wanted.items():
         if name not in tensors:
-            problems.append(f"tensor {name} {list(shape)} is missing")
+            problems.append(f"tensor {name} {list(stored.shape)} is missing")
             continue
-        if tensors[name].shape != shape:
-            problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(shape)}")
+        if tensors[name].shape != stored.shape:
+            problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(stored.shape)}")
         check_dtype(name, tensors[name], problems)
-    head = tied_head(names, shapes)
+        if isinstance(tensors[name], Quantized) and not stored.layout.is_in_rows:
+            problems.append(f"tensor {name} is quantized and holds weights in turns or turned, which is not supported")
     for name, header in tensors.items():
         if name == head:
             check_dtype(name, header, problems)
-        elif name not in wanted and not CONSTANT.fullmatch(name):
+        elif name not in wanted and not is_buffer(name):
             tensor = f"{header.file}: tensor {name} {list(header.shape)}"
             problems.append(f"{tensor} is not part of the model that the config describes")
 
@@ -273,30 +230,34 @@ def check_constants(folder: Path, tensors: Tensors, problems: Problems) -> None:
                     )
 
 
-def tied_head(names: TensorNames, shapes: Params) -> str | None:
-    """The name of the head if it is the embedding; some checkpoints store it twice."""
-    return None if "head" in shapes else next((name for name, path in names.items() if path == ("head",)), None)
-
-
-def read_params(folder: Path, names: TensorNames, shapes: Params, tensors: Tensors, problems: Problems) -> Params:
-    """Reads the weights one by one, each to its sharding in `shapes`.
-
-    NaN, infinity, and a stored tied head that differs from the embedding are problems.
-    """
+def read_params(folder: Path, wanted: dict[str, Stored], shapes: Params, tensors: Tensors, problems: Problems) -> Params:
+    """Reads the weights one by one, each to its sharding in `shapes`; NaN and infinity are problems."""
     params = jax.tree.map(lambda leaf: leaf, shapes)
-    paths = tensor_paths(names, shapes)
-    parts_of: dict[tuple[str | int, ...], list[Tensor]] = {}  # path of a weight -> the tensors that it is made of
-    for name in sorted(paths, key=lambda name: (tensors[name].file, tensors[name].begin)):
-        parts_of.setdefault(paths[name].path, []).append(Tensor(name, tensors[name], paths[name].part))
-    sources = [Source(parts, leaf_at(shapes, path)) for path, parts in parts_of.items()]
-    with tqdm(total=len(paths), desc=f"loading {folder.name}", unit=" tensors", delay=PATIENCE_S, leave=False) as bar:
-        for (path, parts), (array, infinite) in zip(parts_of.items(), read_arrays(folder, sources), strict=True):
-            problems.extend(f"tensor {name} holds NaN or infinite weights as {array.dtype}" for name in infinite)
-            *parents, last = path
-            leaf_at(params, parents)[last] = array
-            bar.update(len(parts))
-    head = tied_head(names, shapes)
-    stored_head = None if head is None else tensors.get(head)
-    if isinstance(stored_head, Header) and not is_stored_as(folder, stored_head, params["embed"]):
-        problems.append(f"tensor {head} differs from the embedding although tie_word_embeddings is true")
+    made_of: dict[tuple[WeightPath, ...], list[Tensor]] = {}  # paths of weights that are read together -> their tensors
+    for name in sorted(wanted, key=lambda name: (tensors[name].file, tensors[name].begin)):
+        layout, paths, part, lengths = wanted[name]
+        cuts = layout.cuts(lengths)
+        for chosen in together(layout, [leaf_at(shapes, path) for path in paths]):
+            tensor = Tensor(name, tensors[name], part, layout, tuple(cuts[i] for i in chosen))
+            made_of.setdefault(tuple(paths[i] for i in chosen), []).append(tensor)
+    sources = [Source(made, tuple(leaf_at(shapes, path) for path in paths)) for paths, made in made_of.items()]
+    with tqdm(total=len(sources), desc=f"loading {folder.name}", unit=" weights", delay=PATIENCE_S, leave=False) as bar:
+        for paths, (arrays, infinite) in zip(made_of, read_arrays(folder, sources), strict=True):
+            problems.extend(f"tensor {name} holds NaN or infinite weights as {arrays[0].dtype}" for name in infinite)
+            for (*parents, last), array in zip(paths, arrays, strict=True):
+                leaf_at(params, parents)[last] = array
+            bar.update()
     return params
+
+
+def together(layout: Layout, likes: Sequence[jax.ShapeDtypeStruct]) -> list[list[int]]:
+    """Which weights of a tensor are read in one go: those that lie in turns, if their shards are alike."""
+    is_one = layout.turn is not None and all(like == likes[0] for like in likes)
+    return [[*range(len(likes))]] if is_one else [[i] for i in range(len(likes))]
+
+
+def check_tied_head(folder: Path, head: str | None, tensors: Tensors, params: Params, problems: Problems) -> None:
+    """A stored tied head that differs from the embedding is a problem."""
+    header = None if head is None else tensors.get(head)
+    if isinstance(header, Header) and not is_stored_as(folder, header, params["embed"]):
+        problems.append(f"tensor {head} differs from the embedding although tie_word_embeddings is true")

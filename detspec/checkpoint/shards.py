@@ -10,6 +10,7 @@ Slices of the `safetensors` package do not serve. Memory-mapped ones take twice 
 mapped; its other way of reading takes a whole tensor for each slice; and neither gives numpy a float8.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ import numpy as np
 
 from detspec.checkpoint.blocks import Block, block_shape, local_blocks, local_shards, runs, whole_block
 from detspec.checkpoint.files import FILE_DTYPES, QUANTIZED_DTYPES, Header
+from detspec.checkpoint.layout import WHOLE, Cut, Layout
 from detspec.checkpoint.quantized import Quantized
 from detspec.errors import InputError
 
@@ -37,39 +39,51 @@ Done = TypeVar("Done")
 
 
 class Tensor(NamedTuple):
-    """A tensor of a file that is a weight, or a part of one."""
+    """A tensor of a file that holds a weight or a part of one; or several, in turns.
+
+    Attributes:
+        part: index on the first axis of a stacked weight; None if the tensor holds all of it.
+        cuts: where each weight lies in it.
+    """
 
     name: str
     header: Header | Quantized
-    part: int | None  # index on the first axis of a stacked weight; None if the tensor is the whole weight
+    part: int | None
+    layout: Layout = WHOLE
+    cuts: tuple[Cut, ...] = WHOLE.cuts([(0,)])
 
 
 class Source(NamedTuple):
-    """A weight to be read: what it is made of, and its shape, dtype and sharding."""
+    """Weights that are read together, which is one in most cases: what they are made of, and shape, dtype and sharding of each.
+
+    Several are alike in the latter.
+    """
 
     tensors: list[Tensor]
-    like: jax.ShapeDtypeStruct
+    likes: tuple[jax.ShapeDtypeStruct, ...]
 
 
-def read_arrays(folder: Path, sources: list[Source]) -> Iterator[tuple[jax.Array, list[str]]]:
-    """Yields each weight in turn on its devices, and the names of its tensors of which this process read NaN or infinity.
+def read_arrays(folder: Path, sources: list[Source]) -> Iterator[tuple[list[jax.Array], list[str]]]:
+    """Yields the weights of each source on their devices, and the names of tensors of which this process read NaN or infinity.
 
     Besides the blocks that devices of a CPU keep, there are at most `READERS + 1` in host memory at a time. Blocks are read on
     other threads and go to their devices on this one, where the caller's `jax.default_device` counts.
     """
-    targets_of = [local_blocks(source.like.shape, source.like.sharding) for source in sources]
+    targets_of = [local_blocks(source.likes[0].shape, source.likes[0].sharding) for source in sources]
     jobs = [(source, block) for source, blocks in zip(sources, targets_of, strict=True) for block in blocks]
     with ThreadPoolExecutor(READERS) as pool:
         read = _in_order(pool, lambda job: read_block(folder, *job), jobs)
         for source, blocks in zip(sources, targets_of, strict=True):
-            shards: list[jax.Array] = []
+            shards: list[list[jax.Array]] = [[] for _ in source.likes]
             infinite: dict[str, None] = {}  # a tensor that lies in several blocks is named once
             for targets in blocks.values():
-                block, names = next(read)
+                arrays, names = next(read)
                 infinite |= dict.fromkeys(names)
-                shards += jax.block_until_ready([jax.device_put(block, target, may_alias=True) for target in targets])
-                del block  # else it would stay in memory while the next one is awaited
-            yield _assemble(source.like, shards), list(infinite)
+                for made in shards:
+                    array = arrays.pop(0)  # else it would stay in memory while the next one is awaited
+                    made += jax.block_until_ready([jax.device_put(array, target, may_alias=True) for target in targets])
+                    del array
+            yield [_assemble(like, made) for like, made in zip(source.likes, shards, strict=True)], list(infinite)
 
 
 def _in_order(pool: ThreadPoolExecutor, fn: Callable[[Job], Done], jobs: Iterable[Job]) -> Iterator[Done]:
@@ -91,20 +105,20 @@ def _assemble(like: jax.ShapeDtypeStruct, shards: list[jax.Array]) -> jax.Array:
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards, dtype=like.dtype)
 
 
-def read_block(folder: Path, source: Source, block: Block) -> tuple[np.ndarray, list[str]]:
-    """A block of a weight, and the names of its tensors that are not finite in it; too large numbers become infinite."""
-    array = aligned_empty(block_shape(block), source.like.dtype)
+def read_block(folder: Path, source: Source, block: Block) -> tuple[list[np.ndarray], list[str]]:
+    """A block of each weight, and the names of the tensors that are not finite in it; too large numbers become infinite."""
+    arrays = [aligned_empty(block_shape(block), like.dtype) for like in source.likes]
     infinite = []
-    for name, header, part in source.tensors:
-        if part is None:
-            finite = _fill(folder, header, block, array)
-        elif block[0][0] <= part < block[0][1]:
-            finite = _fill(folder, header, block[1:], array[part - block[0][0], ...])
+    for tensor in source.tensors:
+        if tensor.part is None:
+            finite = _fill(folder, tensor, block, arrays)
+        elif block[0][0] <= tensor.part < block[0][1]:
+            finite = _fill(folder, tensor, block[1:], [array[tensor.part - block[0][0], ...] for array in arrays])
         else:
             continue
         if not finite:
-            infinite.append(name)
-    return array, infinite
+            infinite.append(tensor.name)
+    return arrays, infinite
 
 
 def is_stored_as(folder: Path, header: Header, array: jax.Array) -> bool:
@@ -124,18 +138,49 @@ def holds(folder: Path, header: Header, expected: np.ndarray) -> bool:
     return is_like and np.array_equal(_read_stored(folder, header, whole_block(header.shape)), expected)
 
 
-def _fill(folder: Path, header: Header | Quantized, block: Block, array: np.ndarray) -> bool:
-    """Reads a block of a tensor into `array`, in its dtype; returns whether all of it is finite."""
+def _fill(folder: Path, tensor: Tensor, block: Block, arrays: list[np.ndarray]) -> bool:
+    """Reads a block of the weights in a tensor into `arrays`, in their dtype; returns whether all that was read is finite."""
+    _, header, _, layout, cuts = tensor
+    hull = cuts[0].hull(block)
     finite = True
     if isinstance(header, Quantized):
-        for rows, numbers in header.dequantized(block, partial(_read_stored, folder)):
+        (array,) = arrays
+        for rows, numbers in header.dequantized(hull, partial(_read_stored, folder)):
             with np.errstate(over="ignore"):
                 array[rows] = numbers.astype(array.dtype)
             finite &= all_finite(array[rows])
+    elif layout.turned or layout.turn is not None:
+        for tile, numbers in _read_tiles(folder, header, layout, hull, cuts[0]):
+            with np.errstate(over="ignore"):
+                numbers = numbers.astype(arrays[0].dtype, copy=False)
+            finite &= all_finite(numbers)
+            at = [slice(start - first, stop - first) for (start, stop), (first, _) in zip(tile, block, strict=True)]
+            for cut, array in zip(cuts, arrays, strict=True):
+                at[cut.axis], taken = cut.taken(numbers, tile[cut.axis][0], block[cut.axis])
+                array[tuple(at)] = taken
     else:
-        for piece in _read_pieces(folder, header, block, array.dtype, array):
+        (array,) = arrays
+        for piece in _read_pieces(folder, header, ((0, 1),) * layout.ones + hull, array.dtype, array):
             finite &= all_finite(piece)
     return finite
+
+
+def _read_tiles(folder: Path, header: Header, layout: Layout, hull: Block, cut: Cut) -> Iterator[tuple[Block, np.ndarray]]:
+    """Yields a block of a tensor as stored, in tiles of whole rows of the file: which part of the tensor, and its numbers.
+
+    The axes of both are in the order of the weights. Tiles consist of whole periods.
+    """
+    in_file = layout.in_file(hull)
+    row = max(0, len(in_file) - 2)
+    unit = cut.period if cut.axis == row and not layout.turned else 1
+    row_bytes = math.prod(block_shape(in_file[row + 1 :])) * stored_dtype(header).itemsize
+    step = max(1, PIECE_BYTES // row_bytes // unit) * unit
+    for outer in itertools.product(*(range(*part) for part in in_file[:row])):
+        for start in range(*in_file[row], step):
+            rows = (start, min(start + step, in_file[row][1]))
+            tile = (*((index, index + 1) for index in outer), rows, *in_file[row + 1 :])
+            numbers = _read_stored(folder, header, ((0, 1),) * layout.ones + tile).reshape(block_shape(tile))
+            yield layout.in_file(tile), numbers.swapaxes(-1, -2) if layout.turned else numbers
 
 
 def _read_stored(folder: Path, header: Header, block: Block) -> np.ndarray:

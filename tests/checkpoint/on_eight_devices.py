@@ -20,6 +20,7 @@ from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.files import Problems, read_headers
 from detspec.checkpoint.hf import load_hf, read_params, save_hf
 from detspec.checkpoint.orbax_folder import load_orbax, save_orbax
+from detspec.checkpoint.tensors import stored_tensors
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields
@@ -193,7 +194,7 @@ def experts(root: Path) -> dict[str, bool]:
         down = shapes["layers"][1]["experts"]["down"]
         shapes["layers"][1]["experts"]["down"] = down.update(sharding=NamedSharding(whole.mesh, spec))
         headers = read_headers(folder, Problems(folder))
-        found = read_params(folder, NAMES, shapes, headers, Problems(folder))
+        found = read_params(folder, stored_tensors(NAMES, shapes), shapes, headers, Problems(folder))
         is_cut = found["layers"][1]["experts"]["down"].addressable_shards[0].data.shape != down.shape
         same[name] = is_cut and bits(found) == expected and digest_model(cfg, found) == digest_model(cfg, jax.device_get(found))
     return same

@@ -17,8 +17,9 @@ from detspec.checkpoint.families.dense import LLAMA
 from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.families.inert import INERT_KEYS
 from detspec.checkpoint.files import write_tensors
-from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
+from detspec.checkpoint.hf import load_hf, save_hf
 from detspec.checkpoint.hf_config import DTYPE_KEYS, find_family, read_fields
+from detspec.checkpoint.tensors import named_tensors
 from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields

@@ -17,10 +17,11 @@ from detspec.checkpoint import quantized
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.files import Header, Problems, read_headers
-from detspec.checkpoint.hf import load_hf, named_tensors, read_hf_config
+from detspec.checkpoint.hf import load_hf, read_hf_config
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, awq, gather_quantized, gptq
 from detspec.checkpoint.shards import Source, Tensor, read_block
+from detspec.checkpoint.tensors import named_tensors
 from detspec.errors import InputError
 from tests.checkpoint.quantizers import CFG, FORMATS, GROUP, compressed, gptq_config, make_quantized
 from tests.checkpoint.test_hf import edit_config
@@ -67,11 +68,11 @@ def plain_in_place_of(tensors: dict[str, np.ndarray], matrices: dict[str, np.nda
 def test_every_block_has_the_bits_of_the_whole(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     expected = make_quantized(name, tmp_path / "model")[LAYER + "weight"]
     matrix = gather(tmp_path / "model", name)[LAYER + "weight"]
-    source = Source([Tensor("down", matrix, None)], jax.ShapeDtypeStruct((32, 72), np.float32))
+    source = Source([Tensor("down", matrix, None)], (jax.ShapeDtypeStruct((32, 72), np.float32),))
     for numbers in (1, quantized.PIECE_NUMBERS):  # the smallest pieces, and one for all
         monkeypatch.setattr(quantized, "PIECE_NUMBERS", numbers)
         for block in BLOCKS:
-            array, infinite = read_block(tmp_path / "model", source, block)
+            (array,), infinite = read_block(tmp_path / "model", source, block)
             (top, bottom), (left, right) = block
             assert array.tobytes() == expected[top:bottom, left:right].tobytes(), block
             assert infinite == []

@@ -175,13 +175,13 @@ def test_reading_waits_for_blocks_to_be_taken(tmp_path: Path, monkeypatch: pytes
     """While one of 8 blocks is taken, `READERS` others are read; none is begun after them until the next one is taken."""
     begun = threading.Semaphore(0)
 
-    def read(folder: Path, source: Source, block: Any) -> tuple[np.ndarray, list[str]]:
+    def read(folder: Path, source: Source, block: Any) -> tuple[list[np.ndarray], list[str]]:
         begun.release()
-        return np.zeros(2, np.float32), []
+        return [np.zeros(2, np.float32)], []
 
     monkeypatch.setattr(shards, "read_block", read)
     like = jax.ShapeDtypeStruct((2,), np.float32)
-    arrays = read_arrays(tmp_path, [Source([Tensor(str(i), Header("", (2,), "F32", 0, 8), None)], like) for i in range(8)])
+    arrays = read_arrays(tmp_path, [Source([Tensor(str(i), Header("", (2,), "F32", 0, 8), None)], (like,)) for i in range(8)])
     next(arrays)
     assert all(begun.acquire(timeout=300) for _ in range(1 + READERS))
     assert not begun.acquire(timeout=0.2)

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
-from detspec.checkpoint.hf import check_tensors, named_tensors, read_params, tensor_paths
+from detspec.checkpoint.hf import check_tensors, read_params
+from detspec.checkpoint.tensors import named_tensors, stored_tensors
 from detspec.config import ModelConfig
 from detspec.model.dense import dense_config
 from detspec.model.params import Params, init_params, param_shapes
@@ -66,8 +67,9 @@ def read(folder: Path, dtype: str = "float32") -> tuple[Params, list[str]]:
     problems = Problems(folder)
     headers = read_headers(folder, problems)
     shapes = param_shapes(dataclasses.replace(OF_EXPERTS, dtype=dtype))
-    check_tensors(NAMES, shapes, headers, problems)
-    return ({} if problems else read_params(folder, NAMES, shapes, headers, problems)), list(problems)
+    wanted = stored_tensors(NAMES, shapes)
+    check_tensors(wanted, headers, problems)
+    return ({} if problems else read_params(folder, wanted, shapes, headers, problems)), list(problems)
 
 
 @pytest.fixture
@@ -82,7 +84,8 @@ def test_each_expert_has_a_tensor_of_its_own(params):
     assert stacked.shape == (3, 8, 16)
     for expert in range(3):
         assert (tensors[DOWN.format(1, expert)] == stacked[expert]).all()
-        assert tensor_paths(NAMES, params)[DOWN.format(1, expert)] == (("layers", 1, "experts", "down"), expert)
+        stored = stored_tensors(NAMES, params)[DOWN.format(1, expert)]
+        assert (stored.paths, stored.part, stored.shape) == ((("layers", 1, "experts", "down"),), expert, (8, 16))
     assert (stacked[0] != stacked[1]).any()
 
 
@@ -113,7 +116,7 @@ def test_experts_are_cast_and_go_to_the_sharding_of_their_weight(params, tmp_pat
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("expert"))
     shapes = param_shapes(dataclasses.replace(OF_EXPERTS, dtype="bfloat16"), sharding=sharding)
     headers = read_headers(folder, Problems(folder))
-    down = read_params(folder, NAMES, shapes, headers, Problems(folder))["layers"][1]["experts"]["down"]
+    down = read_params(folder, stored_tensors(NAMES, shapes), shapes, headers, Problems(folder))["layers"][1]["experts"]["down"]
     assert down.sharding == sharding
     assert (np.asarray(down) == np.asarray(params["layers"][1]["experts"]["down"]).astype("bfloat16")).all()
 

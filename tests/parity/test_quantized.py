@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import detspec as ds
 from detspec.checkpoint.families import FAMILIES
-from detspec.checkpoint.hf import named_tensors
+from detspec.checkpoint.tensors import named_tensors
 from detspec.model.transformer import forward_sequences
 
 TOLERANCE = 2e-5  # relative to the largest logit: float32 sums in another order

@@ -1,18 +1,32 @@
 """`Family`: how one model type of Hugging Face maps to a `ModelConfig`; and the keys and names that many of them share."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
+from detspec.checkpoint.layout import Layout
 from detspec.config import ModelConfig
 
 HfConfig = dict[str, Any]
 
-# Name of a tensor -> path in the pytree. The `{}` of a path is the index of the layer. A name with one `{}` more than its path
-# names the parts of a stacked weight along its first axis; here down is `[E, D, F]`, made of E tensors `[D, F]`:
+# Name of a tensor -> path of a weight in the pytree, or the `Layout` of a tensor that holds several, or one in another way:
 #
-#     "model.layers.{}.mlp.experts.{}.down_proj.weight": ("layers", "{}", "experts", "down")
-TensorNames = dict[str, tuple[str, ...]]
+#     "model.layers.{}.self_attn.qkv_proj.weight": in_layer("q", "k", "v")                 [q; k; v]
+#     "transformer.h.{}.attn.c_attn.weight": in_layer("q", "k", "v", turned=True)          [in, out]
+#     "model.layers.{}.mlp.experts.gate_up_proj": in_layer("gate", "up", axis=1, turn=1, turned=True)   [E, in, 2F] in turns
+#
+# The `{}` of a path is the index of the layer. A name with one `{}` more than its path names the parts of stacked weights along
+# their first axis; here down is `[E, D, F]`, made of E tensors `[D, F]`:
+#
+#     "model.layers.{}.mlp.experts.{}.down_proj.weight": ("layers", "{}", "experts_down")
+#
+# A tensor that holds weights of which the model lacks one is none of its tensors.
+TensorNames = dict[str, tuple[str, ...] | Layout]
+
+# Buffers that the config decides: rotary frequencies and tables, of a layer or of the model (Gemma 3 has some for each kind of
+# layers), and Gemma's scale of embeddings. Some programs store them, and they are not read.
+BUFFERS = r".+\.rotary_emb(_local)?\.(\w+_)?(inv_freq|cos_cached|sin_cached)|model\.embed_tokens\.embed_scale"
 
 EMBEDDING: TensorNames = {"model.embed_tokens.weight": ("embed",)}
 LAYER_NAMES: TensorNames = {
@@ -59,7 +73,7 @@ class Family:
     defaults: dict[str, Any]  # values of config keys that may be left out
     fixed: dict[str, Any]  # config keys that would change the computation -> the only value that is supported
     slides: Callable[[int, HfConfig], bool]  # by index, whether a layer slides where the config has no `layer_types`
-    names: TensorNames  # the tensors of its checkpoints
+    names: TensorNames | Callable[[ModelConfig], TensorNames]  # the tensors of its checkpoints, or those of a model
     # fields of `dense_config` that are the same in every model of the family
     traits: dict[str, Any] = dataclasses.field(default_factory=dict)
     inert: frozenset[str] = frozenset()  # keys that mean something in other families alone
@@ -68,6 +82,27 @@ class Family:
     # Changes the kinds of layers and their pattern, where the family has others than a dense model: takes that, and the config.
     layers: Callable[[ModelConfig, HfConfig], ModelConfig] = lambda cfg, hf_config: cfg
     layer_keys: frozenset[str] = frozenset()  # config keys that `layers` reads
+    # Each turns `names` into what some folders have instead; those that most tensors of a folder are in are taken.
+    variants: tuple[Callable[[TensorNames], TensorNames], ...] = ()
+    buffers: str = BUFFERS  # tensors that are passed over, as a regular expression
+
+    def tensor_names(self, cfg: ModelConfig) -> TensorNames:
+        """The tensors of `cfg` as transformers writes them."""
+        return self.names(cfg) if callable(self.names) else self.names
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether the tensor says nothing that the config does not say."""
+        return re.fullmatch(self.buffers, name) is not None
+
+
+def respelled(prefixes: dict[str, str]) -> Callable[[TensorNames], TensorNames]:
+    """Makes a table whose names begin otherwise: `{"transformer.": ""}` drops that; other names stay as they are."""
+
+    def respell(name: str) -> str:
+        old = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        return name if old is None else prefixes[old] + name.removeprefix(old)
+
+    return lambda names: {respell(name): held for name, held in names.items()}
 
 
 SIZE_FIELDS = {
