@@ -116,7 +116,9 @@ def no_tokenizer(path: Path) -> str:
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
     """Ids that end a text, from `generation_config.json`, else from `config.json`; empty if neither names any."""
     for name in (GENERATION_CONFIG, "config.json"):
-        value = (read_json_object(folder / name) or {}).get("eos_token_id")
+        config = read_json_object(folder / name) or {}
+        text = config.get("text_config")  # of a model with parts for images
+        value = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= MAX_COUNT for token in ids):

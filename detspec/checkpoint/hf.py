@@ -29,16 +29,18 @@ from detspec.checkpoint.folder import (
     no_folder,
     write_json,
 )
-from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
+from detspec.checkpoint.hf_config import describe, family_of, read_fields
 from detspec.checkpoint.layout import Layout
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, Quantized, gather_quantized
 from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
 from detspec.checkpoint.tensors import Stored, WeightPath, leaf_at, named_tensors, stored_tensors, tied_head
+from detspec.checkpoint.which_family import find_family, find_wrapper
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
 from detspec.model.params import Params, param_shapes
+from detspec.say import say
 
 Tensors = dict[str, Header | Quantized]  # by the names of weights
 
@@ -61,6 +63,8 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     headers = read_headers(path, problems)
     problems.raise_if_any()
     assert family is not None
+    left_out = {name: header for name, header in headers.items() if family.is_of_tower(name)}
+    headers = {name: header for name, header in headers.items() if name not in left_out}
     cfg = build_config(family, hf_config, fields, headers, path)
     shapes = param_shapes(cfg, sharding=sharding)
     check_cuts(shapes)
@@ -71,6 +75,7 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     tensors: Tensors = dict(headers) if format is None else gather_quantized(format, sizes, headers, problems)
     check_tensors(wanted, tensors, problems, head=head, is_buffer=family.is_buffer)
     problems.raise_if_any()
+    say_left_out(path, left_out)
     check_constants(path, tensors, problems)
     problems.raise_if_any()
     params = read_params(path, wanted, shapes, tensors, problems)
@@ -148,10 +153,15 @@ def _read_family(path: Path, problems: Problems) -> tuple[Family | None, HfConfi
     hf_config = read_json(path / "config.json", problems)
     if hf_config is not None and (path / ADAPTER_NAME).exists():
         problems.append(f"{ADAPTER_NAME} is there, too: it {MERGE}, or remove it if the weights are merged already")
-    family = find_family(hf_config, problems) if hf_config is not None else None
-    if hf_config is None or family is None:
+    if hf_config is None:
         return None, {}, None
-    return family, hf_config, read_quantization(hf_config, problems)
+    wrapper = find_wrapper(hf_config)
+    if wrapper is not None:
+        hf_config = wrapper.text_part(hf_config, problems)
+    family = find_family(hf_config, problems) if hf_config else None
+    if family is None:
+        return None, {}, None
+    return family if wrapper is None else wrapper.around(family), hf_config, read_quantization(hf_config, problems)
 
 
 def build_config(
@@ -207,6 +217,14 @@ def check_tensors(
         elif name not in wanted and not is_buffer(name):
             tensor = f"{header.file}: tensor {name} {list(header.shape)}"
             problems.append(f"{tensor} is not part of the model that the config describes")
+
+
+def say_left_out(folder: Path, tensors: dict[str, Header]) -> None:
+    """Says which parts of the folder are no text, and how large they are, if there are any."""
+    if tensors:
+        towers = sorted({name.removeprefix("model.").split(".")[0] for name in tensors})
+        size = sum(header.size for header in tensors.values()) / 1e9
+        say(f"{folder}: the text part is read, {' and '.join(towers)} are left out ({len(tensors)} tensors, {size:.2f} GB)")
 
 
 def check_dtype(name: str, header: Header | Quantized, problems: Problems) -> None:

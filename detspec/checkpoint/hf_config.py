@@ -22,19 +22,6 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")  # `read_quantization` reads them
 
 
-def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
-    """The family that `model_type` and `architectures` name, or None and a problem."""
-    model_type = hf_config.get("model_type")
-    architectures = hf_config.get("architectures")
-    for family in FAMILIES:
-        if model_type == family.model_type and architectures in (None, [], [family.architecture]):
-            return family
-    accepted = ", ".join(f"model_type {family.model_type!r} ({family.architecture})" for family in FAMILIES)
-    named = f"model_type {model_type!r} with architectures {architectures!r}"
-    problems.append(f"config.json: unsupported {named}; accepted: {accepted}")
-    return None
-
-
 def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[str, Any]:
     """The fields of `ModelConfig` that the config gives; what is wrong with it is appended to `problems`."""
     read = {*family.fields, *family.fixed, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS, *QUANTIZATION_KEYS}

@@ -45,6 +45,7 @@ class Model:
         no_tokenizer: text of errors about a model without a tokenizer.
         source: absolute path of the folder that it was loaded from, or the name of a shipped model; "" if made in memory.
         family: Hugging Face's `model_type` of that folder; "" in our own folders.
+        image_ids: ids of tokens that stand for images, where only the text part of a model was read: no prompt may hold them.
     """
 
     cfg: ModelConfig
@@ -58,6 +59,7 @@ class Model:
     no_tokenizer: str = "the checkpoint has no tokenizer.json"
     source: str = ""
     family: str = ""
+    image_ids: frozenset[int] = frozenset()
 
     @property
     def token_bytes(self) -> "TokenBytes | None":
@@ -121,6 +123,7 @@ def load(
     from detspec.checkpoint.hf import load_hf
     from detspec.checkpoint.orbax_folder import is_orbax, load_orbax
     from detspec.checkpoint.tokenizer import Tokenizer
+    from detspec.checkpoint.which_family import image_ids
 
     if weights not in (None, *WEIGHTS):
         raise InputError(f"weights must be one of {WEIGHTS}, or None for those of the folder, got {weights!r}")
@@ -147,6 +150,7 @@ def load(
     eos_ids = read_eos_ids(folder)
     if any(token >= cfg.vocab_size for token in eos_ids):
         raise InputError(f"{folder}: eos_token_id {list(eos_ids)} lies beyond the embedding's {cfg.vocab_size} rows")
+    hf_config = read_json_object(folder / "config.json") or {}
     return Model(
         cfg,
         params,
@@ -158,7 +162,8 @@ def load(
         special_tokens=read_special_tokens(folder),
         no_tokenizer=no_tokenizer(folder),
         source=name if is_shipped(name) else os.path.abspath(folder),
-        family=str((read_json_object(folder / "config.json") or {}).get("model_type", "")),
+        family=str(hf_config.get("model_type", "")),
+        image_ids=image_ids(hf_config, tokenizer),
     )
 
 

@@ -97,6 +97,7 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     if model.tokenizer is not None:
         model.tokenizer.check_rows(request.prompt_token_ids, "the prompt")
         model.tokenizer.check_rows(request.given_token_ids, "the given text")
+    _check_images(model, request)
     if request.replays:
         return _check_replayed(model, config, request)
     if request.given_token_ids:
@@ -109,6 +110,16 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     asked = f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}"
     _check_pages(model, config, len(ids) + sampling.max_tokens, asked)
     return _with_thinking(model, request)
+
+
+def _check_images(model: Model, request: Request) -> None:
+    """Raises `InputError` for a token that stands for an image, of which the model would see its embedding alone."""
+    held = model.image_ids.intersection((*request.prompt_token_ids, *request.given_token_ids)) if model.image_ids else ()
+    if held:
+        raise InputError(
+            f"{request.id!r} holds the token {min(held)}, which stands for an image, and only the text part of this model was "
+            "read: leave it out"
+        )
 
 
 def _check_pages(model: Model, config: EngineConfig, length: int, asked: str) -> None:

@@ -18,8 +18,9 @@ from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.families.inert import INERT_KEYS
 from detspec.checkpoint.files import write_tensors
 from detspec.checkpoint.hf import load_hf, save_hf
-from detspec.checkpoint.hf_config import DTYPE_KEYS, find_family, read_fields
+from detspec.checkpoint.hf_config import DTYPE_KEYS, read_fields
 from detspec.checkpoint.tensors import named_tensors
+from detspec.checkpoint.which_family import find_family
 from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields
@@ -372,7 +373,7 @@ def test_family_whose_layers_differ_is_a_value(tmp_path, monkeypatch):
     edit_config(folder, model_type="odd", architectures=["Odd"], no_rope_layers=[1, 0])
     with pytest.raises(InputError, match="unsupported model_type 'odd'"):
         load_hf(folder)
-    monkeypatch.setattr("detspec.checkpoint.hf_config.FAMILIES", (family,))
+    monkeypatch.setattr("detspec.checkpoint.which_family.FAMILIES", (family,))
     cfg, params = load_hf(folder)
     assert [layer.mixer.positions for layer in cfg.layers] == ["rope", "none"]
     assert num_params(cfg) == sum(leaf.size for leaf in jax.tree.leaves(params))

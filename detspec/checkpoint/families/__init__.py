@@ -6,5 +6,6 @@ of names is enough.
 
 from detspec.checkpoint.families.dense import GEMMA2, GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3
 from detspec.checkpoint.families.family import Family
+from detspec.checkpoint.families.wrappers import WRAPPERS as WRAPPERS
 
 FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3)

@@ -26,7 +26,7 @@ TensorNames = dict[str, tuple[str, ...] | Layout]
 
 # Buffers that the config decides: rotary frequencies and tables, of a layer or of the model (Gemma 3 has some for each kind of
 # layers), and Gemma's scale of embeddings. Some programs store them, and they are not read.
-BUFFERS = r".+\.rotary_emb(_local)?\.(\w+_)?(inv_freq|cos_cached|sin_cached)|model\.embed_tokens\.embed_scale"
+BUFFERS = r".+\.rotary_emb(_local)?\.(\w+_)?(inv_freq|cos_cached|sin_cached)|.+\.embed_tokens\.embed_scale"
 
 EMBEDDING: TensorNames = {"model.embed_tokens.weight": ("embed",)}
 LAYER_NAMES: TensorNames = {
@@ -85,6 +85,7 @@ class Family:
     # Each turns `names` into what some folders have instead; those that most tensors of a folder are in are taken.
     variants: tuple[Callable[[TensorNames], TensorNames], ...] = ()
     buffers: str = BUFFERS  # tensors that are passed over, as a regular expression
+    towers: str = ""  # those of parts that are no text, likewise
 
     def tensor_names(self, cfg: ModelConfig) -> TensorNames:
         """The tensors of `cfg` as transformers writes them."""
@@ -93,6 +94,10 @@ class Family:
     def is_buffer(self, name: str) -> bool:
         """Whether the tensor says nothing that the config does not say."""
         return re.fullmatch(self.buffers, name) is not None
+
+    def is_of_tower(self, name: str) -> bool:
+        """Whether the tensor belongs to a part of the model that is no text."""
+        return re.fullmatch(self.towers, name) is not None
 
 
 def respelled(prefixes: dict[str, str]) -> Callable[[TensorNames], TensorNames]:
