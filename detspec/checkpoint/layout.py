@@ -4,6 +4,7 @@ Sizes are those of the weights, so a layout needs no config.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -110,8 +111,8 @@ class Layout:
         """The place of each of the weights in the tensor, whose axes are in the order of theirs, without `ones`."""
         if self.turn is not None:
             return tuple(Cut(self.axis, i * self.turn, self.turn, len(shapes) * self.turn) for i in range(len(shapes)))
-        begins = np.cumsum([self.skipped, *(shape[self.axis] for shape in shapes)]).tolist()
-        return tuple(Cut(self.axis, begin) for begin in begins[:-1])
+        lengths = [shape[self.axis] for shape in shapes[:-1]]
+        return tuple(Cut(self.axis, begin) for begin in itertools.accumulate(lengths, initial=self.skipped))
 
     def fused(self, weights: Sequence[jax.Array | np.ndarray]) -> np.ndarray:
         """The tensor that is made of the weights; the inverse of reading it."""

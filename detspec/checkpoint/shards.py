@@ -10,12 +10,13 @@ Slices of the `safetensors` package do not serve. Memory-mapped ones take twice 
 mapped; its other way of reading takes a whole tensor for each slice; and neither gives numpy a float8.
 """
 
+import contextlib
+import functools
 import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -34,6 +35,9 @@ READERS = 2  # threads; reading and checking let each other run
 PIECE_BYTES = 1 << 20
 ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
 
+ALL_DTYPES = FILE_DTYPES | QUANTIZED_DTYPES
+
+FileOf = Callable[[str], FileIO]  # gives the file of a name
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
@@ -109,48 +113,59 @@ def read_block(folder: Path, source: Source, block: Block) -> tuple[list[np.ndar
     """A block of each weight, and the names of the tensors that are not finite in it; too large numbers become infinite."""
     arrays = [aligned_empty(block_shape(block), like.dtype) for like in source.likes]
     infinite = []
-    for tensor in source.tensors:
-        if tensor.part is None:
-            finite = _fill(folder, tensor, block, arrays)
-        elif block[0][0] <= tensor.part < block[0][1]:
-            finite = _fill(folder, tensor, block[1:], [array[tensor.part - block[0][0], ...] for array in arrays])
-        else:
-            continue
-        if not finite:
-            infinite.append(tensor.name)
+    with open_files(folder) as file_of:
+        for tensor in source.tensors:
+            if tensor.part is None:
+                finite = _fill(file_of, tensor, block, arrays)
+            elif block[0][0] <= tensor.part < block[0][1]:
+                finite = _fill(file_of, tensor, block[1:], [array[tensor.part - block[0][0], ...] for array in arrays])
+            else:
+                continue
+            if not finite:
+                infinite.append(tensor.name)
     return arrays, infinite
 
 
 def is_stored_as(folder: Path, header: Header, array: jax.Array) -> bool:
     """Whether the tensor has the numbers of `array` in its dtype, as far as this process holds them."""
-    for block, shard in local_shards(array).items():
-        rest = np.asarray(shard).reshape(-1)
-        for piece in _read_pieces(folder, header, block, array.dtype):
-            if not np.array_equal(piece, rest[: piece.size]):
-                return False
-            rest = rest[piece.size :]
+    with open_files(folder) as file_of:
+        for block, shard in local_shards(array).items():
+            rest = np.asarray(shard).reshape(-1)
+            for piece in _read_pieces(file_of, header, block, array.dtype):
+                if not np.array_equal(piece, rest[: piece.size]):
+                    return False
+                rest = rest[piece.size :]
     return True
 
 
 def holds(folder: Path, header: Header, expected: np.ndarray) -> bool:
     """Whether the tensor consists of these whole numbers."""
-    is_like = header.shape == expected.shape and header.dtype in ("I32", "I64")
-    return is_like and np.array_equal(_read_stored(folder, header, whole_block(header.shape)), expected)
+    if header.shape != expected.shape or header.dtype not in ("I32", "I64"):
+        return False
+    with open_files(folder) as file_of:
+        return np.array_equal(_read_stored(file_of, header, whole_block(header.shape)), expected)
 
 
-def _fill(folder: Path, tensor: Tensor, block: Block, arrays: list[np.ndarray]) -> bool:
+@contextlib.contextmanager
+def open_files(folder: Path) -> Iterator[FileOf]:
+    """Gives the file of a name in the folder, opened when it is first asked for; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda name: stack.enter_context((folder / name).open("rb", buffering=0)))
+
+
+def _fill(file_of: FileOf, tensor: Tensor, block: Block, arrays: list[np.ndarray]) -> bool:
     """Reads a block of the weights in a tensor into `arrays`, in their dtype; returns whether all that was read is finite."""
     _, header, _, layout, cuts = tensor
     hull = cuts[0].hull(block)
     finite = True
     if isinstance(header, Quantized):
         (array,) = arrays
-        for rows, numbers in header.dequantized(hull, partial(_read_stored, folder)):
+        for rows, numbers in header.dequantized(hull, functools.partial(_read_stored, file_of)):
             with np.errstate(over="ignore"):
                 array[rows] = numbers.astype(array.dtype)
             finite &= all_finite(array[rows])
     elif layout.turned or layout.turn is not None:
-        for tile, numbers in _read_tiles(folder, header, layout, hull, cuts[0]):
+        for tile, numbers in _read_tiles(file_of, header, layout, hull, cuts[0]):
             with np.errstate(over="ignore"):
                 numbers = numbers.astype(arrays[0].dtype, copy=False)
             finite &= all_finite(numbers)
@@ -160,12 +175,12 @@ def _fill(folder: Path, tensor: Tensor, block: Block, arrays: list[np.ndarray]) 
                 array[tuple(at)] = taken
     else:
         (array,) = arrays
-        for piece in _read_pieces(folder, header, ((0, 1),) * layout.ones + hull, array.dtype, array):
+        for piece in _read_pieces(file_of, header, ((0, 1),) * layout.ones + hull, array.dtype, array):
             finite &= all_finite(piece)
     return finite
 
 
-def _read_tiles(folder: Path, header: Header, layout: Layout, hull: Block, cut: Cut) -> Iterator[tuple[Block, np.ndarray]]:
+def _read_tiles(file_of: FileOf, header: Header, layout: Layout, hull: Block, cut: Cut) -> Iterator[tuple[Block, np.ndarray]]:
     """Yields a block of a tensor as stored, in tiles of whole rows of the file: which part of the tensor, and its numbers.
 
     The axes of both are in the order of the weights. Tiles consist of whole periods.
@@ -179,20 +194,20 @@ def _read_tiles(folder: Path, header: Header, layout: Layout, hull: Block, cut: 
         for start in range(*in_file[row], step):
             rows = (start, min(start + step, in_file[row][1]))
             tile = (*((index, index + 1) for index in outer), rows, *in_file[row + 1 :])
-            numbers = _read_stored(folder, header, ((0, 1),) * layout.ones + tile).reshape(block_shape(tile))
+            numbers = _read_stored(file_of, header, ((0, 1),) * layout.ones + tile).reshape(block_shape(tile))
             yield layout.in_file(tile), numbers.swapaxes(-1, -2) if layout.turned else numbers
 
 
-def _read_stored(folder: Path, header: Header, block: Block) -> np.ndarray:
+def _read_stored(file_of: FileOf, header: Header, block: Block) -> np.ndarray:
     """A block of a tensor in the dtype that it is stored in."""
     array = np.empty(block_shape(block), stored_dtype(header))
-    for _ in _read_pieces(folder, header, block, array.dtype, array):
+    for _ in _read_pieces(file_of, header, block, array.dtype, array):
         pass
     return array
 
 
 def _read_pieces(
-    folder: Path, header: Header, block: Block, dtype: np.dtype, into: np.ndarray | None = None
+    file_of: FileOf, header: Header, block: Block, dtype: np.dtype, into: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
     """Yields a block of a tensor in pieces `[n]` of `dtype`, in row-major order; numbers too large become infinite.
 
@@ -200,21 +215,20 @@ def _read_pieces(
     """
     stored = stored_dtype(header)
     rest = None if into is None else into.reshape(-1)
-    with (folder / header.file).open("rb", buffering=0) as file:
-        for begin, size in runs(header.shape, block, PIECE_BYTES // dtype.itemsize):
-            piece = np.empty(size, dtype) if rest is None else rest[:size]
-            read = piece if dtype == stored else np.empty(size, stored)
-            read_bytes(file, header.begin + begin * stored.itemsize, memoryview(read.view(np.uint8).data))
-            if read is not piece:
-                with np.errstate(over="ignore"):
-                    piece[:] = read.astype(dtype)
-            yield piece
-            rest = None if rest is None else rest[size:]
+    for begin, size in runs(header.shape, block, PIECE_BYTES // dtype.itemsize):
+        piece = np.empty(size, dtype) if rest is None else rest[:size]
+        read = piece if dtype == stored else np.empty(size, stored)
+        read_bytes(file_of(header.file), header.begin + begin * stored.itemsize, memoryview(read.view(np.uint8).data))
+        if read is not piece:
+            with np.errstate(over="ignore"):
+                piece[:] = read.astype(dtype)
+        yield piece
+        rest = None if rest is None else rest[size:]
 
 
 def stored_dtype(header: Header) -> np.dtype:
     """The dtype that a tensor has in its file."""
-    return jnp.dtype((FILE_DTYPES | QUANTIZED_DTYPES)[header.dtype])
+    return jnp.dtype(ALL_DTYPES[header.dtype])
 
 
 def read_bytes(file: FileIO, begin: int, target: memoryview) -> None:
@@ -237,7 +251,13 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def all_finite(array: np.ndarray) -> bool:
     """Whether all numbers in `array` are finite; comparing bit patterns is ten times as fast as `np.isfinite` in bfloat16."""
-    infinity = np.asarray(np.inf, array.dtype)
+    unsigned, magnitude, infinity = _bit_patterns(array.dtype)
+    return bool(np.bitwise_and(array.view(unsigned), magnitude).max(initial=0) < infinity)
+
+
+@functools.cache
+def _bit_patterns(dtype: np.dtype) -> tuple[np.dtype, int, int]:
+    """The unsigned dtype of that size, the mask of all bits but the sign's, and infinity in it."""
+    infinity = np.asarray(np.inf, dtype)
     unsigned = np.dtype(f"uint{8 * infinity.itemsize}")
-    magnitudes = np.bitwise_and(array.view(unsigned), np.iinfo(unsigned).max >> 1)
-    return bool(magnitudes.max(initial=0) < infinity.view(unsigned))
+    return unsigned, int(np.iinfo(unsigned).max >> 1), int(infinity.view(unsigned))
