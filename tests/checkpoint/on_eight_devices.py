@@ -17,10 +17,12 @@ from safetensors.numpy import load_file, save_file
 
 from detspec.checkpoint import shards
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.files import Problems, read_headers
+from detspec.checkpoint.families.family import TensorNames
+from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import load_hf, read_params, save_hf
+from detspec.checkpoint.layout import in_layer
 from detspec.checkpoint.orbax_folder import load_orbax, save_orbax
-from detspec.checkpoint.tensors import stored_tensors
+from detspec.checkpoint.tensors import named_tensors, stored_tensors
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields
@@ -200,6 +202,43 @@ def experts(root: Path) -> dict[str, bool]:
     return same
 
 
+def layouts(root: Path) -> dict[str, dict[str, bool]]:
+    """Whether weights that share a tensor have their bits when all are cut along an axis, or the first one alone is."""
+    numbers = np.arange(3 * 16 * 8, dtype=np.float32)
+    heads = dict(zip("qkv", numbers.reshape(3, 16, 8), strict=True))
+    of_experts = dict(zip(("gate", "up"), numbers[:256].reshape(2, 2, 8, 8), strict=True))
+    forms = {
+        "rows": (heads, in_layer("q", "k", "v")),
+        "turned rows": (heads, in_layer("q", "k", "v", turned=True)),
+        "heads in turns": (heads, in_layer("q", "k", "v", turn=4)),  # eight devices cut each head in two
+        "turned experts in turns": (of_experts, in_layer("gate", "up", axis=1, turn=1, turned=True)),
+    }
+    same: dict[str, dict[str, bool]] = {}
+    for form, (weights, layout) in forms.items():
+        names: TensorNames = {"h.{}.fused": layout}
+        folder = root / form
+        folder.mkdir()
+        write_tensors(folder, named_tensors(names, {"layers": (weights,)}), None)
+        first = next(iter(weights))
+        last = weights[first].ndim - 1
+        same[form] = {}
+        for cut, axis in {"outputs": last - 1, "inputs": last, "first alone": last - 1}.items():
+            spec = PartitionSpec(*(None,) * axis, "x")
+            places = {
+                name: NamedSharding(mesh_of(8), PartitionSpec() if cut == "first alone" and name != first else spec)
+                for name in weights
+            }
+            like = {
+                name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=places[name]) for name, array in weights.items()
+            }
+            shapes = {"layers": (like,)}
+            problems = Problems(folder)
+            found = read_params(folder, stored_tensors(names, shapes), shapes, read_headers(folder, problems), problems)
+            is_cut = found["layers"][0][first].addressable_shards[0].data.size == weights[first].size // 8
+            same[form][cut] = is_cut and bits(found) == bits({"layers": (weights,)})
+    return same
+
+
 def of_quantized(folder: Path, name: str) -> dict[str, Any]:
     """Loads a quantized folder onto one device, and cut along outputs, inputs and both."""
     cfg = with_fields(CFG, d_model=32, d_ff=64, dtype="bfloat16")
@@ -238,6 +277,7 @@ def main(root: Path) -> None:
     found["default device"] = sorted({device.id for leaf in leaves for device in leaf.devices()})
     found["faults"] = faults(root, folder, ours)
     found["experts"] = experts(root)
+    found["layouts"] = layouts(root)
     print(json.dumps(found))
 
 

@@ -127,6 +127,12 @@ def test_stacked_experts_have_equal_bits_wherever_they_are_cut(found, cut):
     assert found["experts"][cut]
 
 
+@pytest.mark.parametrize("cut", ["outputs", "inputs", "first alone"])
+@pytest.mark.parametrize("form", ["rows", "turned rows", "heads in turns", "turned experts in turns"])
+def test_weights_that_share_a_tensor_have_equal_bits_wherever_they_are_cut(found, form, cut):
+    assert found["layouts"][form][cut]
+
+
 def test_weights_without_a_sharding_go_to_the_default_device_of_the_caller(found):
     assert found["default device"] == [1]
 
