@@ -10,6 +10,9 @@ With `--devices 8`, matrices are cut along their rows for 8 devices of one proce
 is then compared with the largest shard, and the bytes read from the files with those of the shards. Two cores, devices of the
 CPU, `--gb 0.2 --devices 8`: 3.8 MB besides the weights, 1.2 x the largest shard; 1.000 x the shards read. Time is judged for
 one device alone, since eight devices of a CPU share its cores.
+
+With `--experts 128`, a second folder has 48 layers of so many experts and about the same size, in many small tensors. It must
+be loaded as fast as the first one, in bytes a second.
 """
 
 import argparse
@@ -25,7 +28,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from detspec.model.dense import with_fields
+from detspec.config import ModelConfig
+from detspec.model.dense import dense_config, with_fields
+from detspec.model.experts import MixtureOfExperts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shards", type=int, default=5, help="number of files")
     parser.add_argument("--repeats", type=int, default=3, help="number of rounds; the median counts")
     parser.add_argument("--devices", type=int, default=1, help="number of devices of the CPU that the matrices are cut for")
+    parser.add_argument("--experts", type=int, default=0, help="number of experts of each of 48 layers in a second folder")
     parser.add_argument("--measure", choices=("read", "load"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help="folder for the checkpoint (default: a temporary folder)")
     args = parser.parse_args(argv)
@@ -43,36 +49,63 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(measure_read(folder) if args.measure == "read" else measure_load(folder, args.devices)))
         return 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(args.folder or temporary) / "checkpoint"
-        size = write(folder, args.gb, args.shards)
-        rounds = [{kind: run(kind, folder, args.devices) for kind in ("read", "load")} for _ in range(args.repeats)]
-        runs = {kind: [measured[kind] for measured in rounds] for kind in ("read", "load")}
-    read_s, load_s = (median(r["seconds"] for r in runs[kind]) for kind in ("read", "load"))
-    peak = max(r["peak_bytes"] for r in runs["load"])
+        root = Path(args.folder or temporary)
+        sizes = {root / "checkpoint": write(root / "checkpoint", dense(args.gb), args.shards)}
+        if args.experts:
+            sizes[root / "experts"] = write(root / "experts", of_experts(args.gb, args.experts), args.shards)
+        rounds = [
+            {folder: {kind: run(kind, folder, args.devices) for kind in ("read", "load")} for folder in sizes}
+            for _ in range(args.repeats)
+        ]
+    judged = [judge([one[folder] for one in rounds], size, args.shards, args.devices) for folder, size in sizes.items()]
+    speeds = [speed for speed, _ in judged]
+    if args.experts:
+        print(f"speed with experts    {speeds[1] / speeds[0]:8.2f} x that without, in bytes a second")
+    return int(any(missed for _, missed in judged) or speeds[-1] < 0.85 * speeds[0])
+
+
+def judge(rounds: list[dict[str, dict[str, float]]], size: int, shards: int, devices: int) -> tuple[float, bool]:
+    """Prints what was measured of one folder; returns the bytes that are loaded in a second, and whether a bound is missed."""
+    read_s, load_s = (median(one[kind]["seconds"] for one in rounds) for kind in ("read", "load"))
+    loads = [one["load"] for one in rounds]
+    peak = max(load["peak_bytes"] for load in loads)
     besides = max(0, peak - size)
-    shard = runs["load"][0]["shard_bytes"]
-    read = runs["load"][0]["read_bytes"]
-    print(f"weights               {size / 1e9:8.2f} GB in {args.shards} files")
+    shard = loads[0]["shard_bytes"]
+    read = loads[0]["read_bytes"]
+    print(f"weights               {size / 1e9:8.2f} GB, {loads[0]['tensors']} tensors in {shards} files")
     print(f"reading the files     {read_s:8.2f} s   {size / 1e9 / read_s:.2f} GB/s, not from the page cache")
     print(f"detspec.load          {load_s:8.2f} s   {load_s / read_s:.2f} x reading")
     print(f"peak memory of load   {peak / 1e9:8.2f} GB  {peak / size:.2f} x the weights, above the memory before loading")
-    print(f"besides the weights   {besides / 1e6:8.2f} MB  {besides / shard:.2f} x the largest shard; {args.devices} devices")
+    print(f"besides the weights   {besides / 1e6:8.2f} MB  {besides / shard:.2f} x the largest shard; {devices} devices")
     print(f"read from the files   {read / 1e9:8.2f} GB  {read / size:.3f} x the shards")
-    is_slow = args.devices == 1 and load_s > 2 * read_s
-    return int(is_slow or peak > 1.3 * size or besides > 4 * shard or read > 1.02 * size)
+    is_slow = devices == 1 and load_s > 2 * read_s
+    return size / load_s, is_slow or peak > 1.3 * size or besides > 4 * shard or read > 1.02 * size
 
 
-def write(folder: Path, gb: float, shards: int) -> int:
-    """Writes a Llama-like model of about `gb` GB in bfloat16; returns its bytes."""
-    import jax
-
-    from detspec.checkpoint.hf import save_hf
-    from detspec.model.params import init_params, num_params, params_bytes
+def dense(gb: float) -> ModelConfig:
+    """A Llama-like model of about `gb` GB in bfloat16."""
+    from detspec.model.params import num_params
     from detspec.presets import preset
 
     base = preset("random_100m")
     layer = 2 * (num_params(base) - 2 * base.vocab_size * base.d_model) / base.num_layers
-    cfg = with_fields(base, num_layers=max(1, round((gb * 1e9 - 4 * base.vocab_size * base.d_model) / layer)))
+    return with_fields(base, num_layers=max(1, round((gb * 1e9 - 4 * base.vocab_size * base.d_model) / layer)))
+
+
+def of_experts(gb: float, num: int) -> ModelConfig:
+    """A model like Qwen3-MoE of about `gb` GB in bfloat16, with three tensors for each expert of each layer."""
+    width = max(8, round(gb * 1e9 / (48 * num * 3 * 256 * 2)))
+    experts = MixtureOfExperts(num, active=min(8, num), d_ff=width, renormalised=True)
+    return dense_config(4096, 256, 48, 4, 2, 64, 768, qk_norm=True, experts=experts, max_position=32768, norm_eps=1e-6)
+
+
+def write(folder: Path, cfg: ModelConfig, shards: int) -> int:
+    """Writes a folder of random weights; returns their bytes."""
+    import jax
+
+    from detspec.checkpoint.hf import save_hf
+    from detspec.model.params import init_params, params_bytes
+
     params = init_params(cfg, jax.random.key(0))
     save_hf(folder, cfg, params, max_shard_bytes=params_bytes(params) // shards + 1)
     return params_bytes(params)
@@ -95,7 +128,7 @@ def measure_read(folder: Path) -> dict[str, float]:
     began = time.perf_counter()
     contents = [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
     assert contents
-    return {"seconds": time.perf_counter() - began, "peak_bytes": 0}
+    return {"seconds": time.perf_counter() - began}
 
 
 def measure_load(folder: Path, devices: int) -> dict[str, float]:
@@ -122,7 +155,8 @@ def measure_load(folder: Path, devices: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     peak = memory("VmHWM") - before
     shard = max(shard.data.nbytes for leaf in jax.tree.leaves(params) for shard in leaf.addressable_shards)
-    return {"seconds": seconds, "peak_bytes": peak, "shard_bytes": shard, "read_bytes": sum(sizes)}
+    tensors = len(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"])
+    return {"seconds": seconds, "peak_bytes": peak, "shard_bytes": shard, "read_bytes": sum(sizes), "tensors": tensors}
 
 
 def cut_by_rows(folder: Path, devices: int) -> Any:

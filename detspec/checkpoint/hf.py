@@ -71,8 +71,9 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     names = fitting_names(family, cfg, shapes, headers)
     wanted = stored_tensors(names, shapes)
     head = tied_head(names, shapes)
-    sizes = {name: stored.shape for name, stored in wanted.items()}
-    tensors: Tensors = dict(headers) if format is None else gather_quantized(format, sizes, headers, problems)
+    tensors: Tensors = dict(headers)
+    if format is not None:
+        tensors = gather_quantized(format, {name: stored.shape_of_rows for name, stored in wanted.items()}, headers, problems)
     check_tensors(wanted, tensors, problems, head=head, is_buffer=family.is_buffer)
     problems.raise_if_any()
     say_left_out(path, left_out)
@@ -206,11 +207,9 @@ def check_tensors(
         if name not in tensors:
             problems.append(f"tensor {name} {list(stored.shape)} is missing")
             continue
-        if tensors[name].shape != stored.shape:
+        if isinstance(tensors[name], Header) and tensors[name].shape != stored.shape:
             problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(stored.shape)}")
         check_dtype(name, tensors[name], problems)
-        if isinstance(tensors[name], Quantized) and not stored.layout.is_in_rows:
-            problems.append(f"tensor {name} is quantized and holds weights in turns or turned, which is not supported")
     for name, header in tensors.items():
         if name == head:
             check_dtype(name, header, problems)
@@ -239,7 +238,7 @@ def check_constants(folder: Path, tensors: Tensors, problems: Problems) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, Quantized):
             for suffix, header in tensor.constants.items():
-                expected = tensor.format.constants[suffix](tensor.shape)
+                expected = tensor.format.constants[suffix](tensor.matrix)
                 if not holds(folder, header, expected):
                     layer = name.removesuffix("weight")
                     problems.append(

@@ -88,11 +88,6 @@ class Layout:
         """Whether the tensor is one weight as it is."""
         return self == Layout(self.paths[:1])
 
-    @property
-    def is_in_rows(self) -> bool:
-        """Whether each weight is consecutive rows of a matrix `[out, in]`."""
-        return self.axis == 0 and self.turn is None and not self.turned and not self.ones
-
     def shape(self, shapes: Sequence[Shape]) -> Shape:
         """The shape of the tensor for weights of these shapes; `InputError` if they do not lie together so."""
         lengths = [shape[self.axis] for shape in shapes]

@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from detspec.checkpoint.formats import MX_GROUP, awq, fp8, gptq, mxfp4, mxfp4_of_experts, packed, whole_numbers
 from detspec.checkpoint.hf_config import QUANTIZATION_KEYS
-from detspec.checkpoint.quantized import MX_GROUP, Format, Group, awq, fp8, gptq, mxfp4, packed, whole_numbers
+from detspec.checkpoint.quantized import Format, Group
 from detspec.config import is_count
 from detspec.errors import InputError
 
@@ -49,7 +50,6 @@ COMPRESSED_VALUES: Accepted = {
 GROUP_VALUES: Accepted = {"output_activations": (None,)}
 # Both are about calibration alone.
 WEIGHTS_VALUES: Accepted = {"dynamic": (None, False), "actorder": (None, False, "weight", "static")}
-MXFP4_OF_EXPERTS = "it stores the experts of gpt-oss, a family that is not supported"
 
 
 def read_quantization(hf_config: Settings, problems: list[str]) -> Format | None:
@@ -65,8 +65,7 @@ def read_quantization(hf_config: Settings, problems: list[str]) -> Format | None
             raise InputError(f"must be a JSON object, got {json.dumps(settings)}")
         method = settings.get("quant_method")
         if not isinstance(method, str) or method not in METHODS:
-            why = f" ({MXFP4_OF_EXPERTS})" if method == "mxfp4" else ""
-            raise InputError(f"quant_method {json.dumps(method)} is not supported{why}; accepted: {', '.join(METHODS)}")
+            raise InputError(f"quant_method {json.dumps(method)} is not supported; accepted: {', '.join(METHODS)}")
         return METHODS[method](settings)
     except InputError as error:
         problems.append(f"config.json: {key}: {error}")
@@ -116,6 +115,11 @@ def _read_compressed(settings: Settings) -> Format:
     return _compressed_format(*first)
 
 
+def _read_mxfp4(settings: Settings) -> Format:
+    _check(settings, "quant_method dequantize", {})
+    return mxfp4_of_experts()
+
+
 def _weights_of(group: Settings, settings: Settings) -> tuple[str, Settings]:
     """How a group stores weights: the format, and the arguments that their numbers depend on."""
     _check(group, GROUP_KNOWN, GROUP_VALUES)
@@ -163,6 +167,7 @@ METHODS: dict[str, Callable[[Settings], Format]] = {
     "compressed-tensors": _read_compressed,
     "awq": _read_awq,
     "gptq": _read_gptq,
+    "mxfp4": _read_mxfp4,
 }
 
 

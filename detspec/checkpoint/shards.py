@@ -158,25 +158,23 @@ def _fill(file_of: FileOf, tensor: Tensor, block: Block, arrays: list[np.ndarray
     _, header, _, layout, cuts = tensor
     hull = cuts[0].hull(block)
     finite = True
-    if isinstance(header, Quantized):
-        (array,) = arrays
-        for rows, numbers in header.dequantized(hull, functools.partial(_read_stored, file_of)):
-            with np.errstate(over="ignore"):
-                array[rows] = numbers.astype(array.dtype)
-            finite &= all_finite(array[rows])
-    elif layout.turned or layout.turn is not None:
-        for tile, numbers in _read_tiles(file_of, header, layout, hull, cuts[0]):
-            with np.errstate(over="ignore"):
-                numbers = numbers.astype(arrays[0].dtype, copy=False)
-            finite &= all_finite(numbers)
-            at = [slice(start - first, stop - first) for (start, stop), (first, _) in zip(tile, block, strict=True)]
-            for cut, array in zip(cuts, arrays, strict=True):
-                at[cut.axis], taken = cut.taken(numbers, tile[cut.axis][0], block[cut.axis])
-                array[tuple(at)] = taken
-    else:
+    if isinstance(header, Header) and not layout.turned and layout.turn is None:
         (array,) = arrays
         for piece in _read_pieces(file_of, header, ((0, 1),) * layout.ones + hull, array.dtype, array):
             finite &= all_finite(piece)
+        return finite
+    if isinstance(header, Header):
+        tiles = _read_tiles(file_of, header, layout, hull, cuts[0])
+    else:
+        tiles = header.tiles(hull, cuts[0].period, functools.partial(_read_stored, file_of))
+    for tile, stored in tiles:
+        with np.errstate(over="ignore"):
+            numbers = stored.astype(arrays[0].dtype, copy=False)
+        finite &= all_finite(numbers)
+        at = [slice(start - first, stop - first) for (start, stop), (first, _) in zip(tile, block, strict=True)]
+        for cut, array in zip(cuts, arrays, strict=True):
+            at[cut.axis], taken = cut.taken(numbers, tile[cut.axis][0], block[cut.axis])
+            array[tuple(at)] = taken
     return finite
 
 

@@ -1,5 +1,6 @@
 """The tensors that the weights of a model are stored as: from a table of names, by name."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,6 +35,11 @@ class Stored(NamedTuple):
     def shape(self) -> Shape:
         """The shape of the tensor in the file."""
         return self.layout.shape(self.shapes)
+
+    @property
+    def shape_of_rows(self) -> Shape:
+        """That shape with outputs before inputs, as quantized matrices have it."""
+        return dataclasses.replace(self.layout, turned=False).shape(self.shapes)
 
 
 def stored_tensors(names: TensorNames, params: Params) -> dict[str, Stored]:

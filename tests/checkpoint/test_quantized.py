@@ -17,9 +17,11 @@ from detspec.checkpoint import quantized
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.files import Header, Problems, read_headers
+from detspec.checkpoint.formats import awq, gptq
 from detspec.checkpoint.hf import load_hf, read_hf_config
+from detspec.checkpoint.layout import in_layer
 from detspec.checkpoint.quantization_config import read_quantization
-from detspec.checkpoint.quantized import Format, awq, gather_quantized, gptq
+from detspec.checkpoint.quantized import Format, gather_quantized
 from detspec.checkpoint.shards import Source, Tensor, read_block
 from detspec.checkpoint.tensors import named_tensors
 from detspec.errors import InputError
@@ -76,6 +78,41 @@ def test_every_block_has_the_bits_of_the_whole(tmp_path: Path, name: str, monkey
             (top, bottom), (left, right) = block
             assert array.tobytes() == expected[top:bottom, left:right].tobytes(), block
             assert infinite == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_fused_rows_have_the_bits_of_the_whole(tmp_path: Path, name: str):
+    """Cut where no word and no group ends: 5 and 27 rows of the 32."""
+    expected = make_quantized(name, tmp_path / "model")[LAYER + "weight"]
+    matrix = gather(tmp_path / "model", name)[LAYER + "weight"]
+    layout = in_layer("q", "k")
+    for cut, rows in zip(layout.cuts([(5, 72), (27, 72)]), (expected[:5], expected[5:]), strict=True):
+        source = Source([Tensor("", matrix, None, layout, (cut,))], (jax.ShapeDtypeStruct(rows.shape, np.float32),))
+        (array,), _ = read_block(tmp_path / "model", source, tuple((0, size) for size in rows.shape))
+        assert array.tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_in_turns_have_the_bits_of_the_whole(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    expected = make_quantized(name, tmp_path / "model")[LAYER + "weight"].reshape(4, 2, 4, 72)
+    matrix = gather(tmp_path / "model", name)[LAYER + "weight"]
+    layout = in_layer("q", "k", turn=4)
+    source = Source(
+        [Tensor("", matrix, None, layout, layout.cuts([(16, 72)] * 2))], (jax.ShapeDtypeStruct((16, 72), np.float32),) * 2
+    )
+    for numbers in (1, quantized.PIECE_NUMBERS):
+        monkeypatch.setattr(quantized, "PIECE_NUMBERS", numbers)
+        arrays, _ = read_block(tmp_path / "model", source, ((0, 16), (0, 72)))
+        assert [array.tobytes() for array in arrays] == [expected[:, i].tobytes() for i in (0, 1)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantized_experts_in_tensors_of_their_own_have_their_bits(tmp_path: Path, name: str):
+    expected = make_quantized(name, tmp_path / "model")[LAYER + "weight"]
+    matrix = gather(tmp_path / "model", name)[LAYER + "weight"]
+    like = jax.ShapeDtypeStruct((2, 32, 72), np.float32)
+    (array,), _ = read_block(tmp_path / "model", Source([Tensor("", matrix, 1)], (like,)), ((1, 2), (0, 32), (0, 72)))
+    assert array.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +265,7 @@ def weights_of(**changes: Any) -> dict[str, Any]:
         ({"bits": 4}, "quant_method null is not supported; accepted: fp8, compressed-tensors, awq, gptq"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 'quant_method "bitsandbytes" is not supported'),
         ({"quant_method": "hqq"}, 'quant_method "hqq" is not supported'),
-        ({"quant_method": "mxfp4"}, 'quant_method "mxfp4" is not supported (it stores the experts of gpt-oss'),
+        ({"quant_method": "mxfp4", "bits": 4}, 'unknown keys {"bits": 4}'),
         ({"quant_method": ["awq"]}, 'quant_method ["awq"] is not supported'),
         ({"quant_method": "fp8", "fmt": "e5m2"}, 'fmt = "e5m2" is not supported'),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two whole numbers"),
