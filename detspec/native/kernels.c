@@ -326,12 +326,17 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
    Otherwise weights are widened to float32, first those at even places and then those at odd ones. Widening takes time, so rows
    share it, and x is widened once for all outputs.
 
-   A caller may say which rows it will use. Only these are multiplied, packed next to each other. Their results are moved to their
-   places afterwards, and those of the others are zeros:
+   A caller may say which rows it will use. Only these are multiplied, packed next to each other. Their results go to their places,
+   and those of the others are zeros:
 
-       used 1 0 0 1 1      at 0 3 4      x 0 3 4      y 0 3 4 . .  ->  0 . . 3 4 */
+       used 1 0 0 1 1      at 0 3 4      x 0 3 4  ->  y 0 . . 3 4
 
-#define MAX_PRODUCTS 4
+   Rows may also choose the matrices that they meet, k of E experts each. Then rows of results are packed by experts: row r has
+   k r + j for its choice j. They are multiplied as if each expert were a product of its own.
+
+       ids 2 0 | 0 3       at 1 2 | 0 | 3      begin 0 2 2 3      num 2 0 1 1 */
+
+#define SIDE 16 /* rows and outputs of a matrix tile */
 #define LINE 16 /* results */
 #define ROW_BLOCK 64           /* rows that weights meet while they lie in the cache of a core */
 #if defined(AMX)
@@ -373,14 +378,17 @@ typedef struct {
   const char *weight;
   const void *x; /* rows as they are multiplied: vf [rows, PARTS, steps, X_VECTORS], Rounded, or of matrix tiles */
   float *y;
-  int64_t rows, row_bytes, out, steps;  /* bytes and steps of a row of the weight */
-  const float *scale, *row_scale;       /* [out] and [rows], of int8 weights */
+  const int32_t *at;                    /* rows of y, by those of x */
+  int64_t first, end;                   /* rows of x */
+  int64_t row_bytes, out, steps;        /* bytes and steps of a row of the weight */
+  const float *scale, *row_scale;       /* [out], and of rows of x, of int8 weights */
   int64_t outs_of_item, num_items;      /* outputs that one item computes, and how many items there are */
 } Product;
 
-/* Where results go: row r, output o to y[(r - row) * stride + o - out]. */
+/* Where results go: row r, output o to y[at[r] * stride + o - out]; without `at` to row r - row. */
 typedef struct {
   float *y;
+  const int32_t *at;
   int64_t row, out, stride;
 } Results;
 
@@ -391,32 +399,110 @@ typedef void Tile(int rows, int outs, int lines, const char *ahead, const Produc
 /* Bytes of whole steps. */
 INLINE size_t whole_steps(int64_t num_bytes) { return (size_t)(MAX(num_bytes, 1) + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES; }
 
-INLINE float *place_of(Results to, int64_t r, int64_t o) { return to.y + (r - to.row) * to.stride + o - to.out; }
-
-/* The rows to be multiplied: `num` of them, where they are. */
-typedef struct {
-  int32_t *at; /* [num], ascending */
-  int64_t num;
-} Rows;
-
-/* Those of `rows` that are `used`, an array of bool, or all if it is NULL; `at` has room for all. */
-static Rows rows_used(const XLA_FFI_Buffer *used, int64_t rows, int32_t *at) {
-  Rows found = {at, 0};
-  for (int64_t r = 0; r < rows; r++)
-    if (!used || ((const uint8_t *)used->data)[r]) at[found.num++] = (int32_t)r;
-  return found;
+INLINE float *place_of(Results to, int64_t r, int64_t o) {
+  return to.y + (to.at ? to.at[r] : r - to.row) * to.stride + o - to.out;
 }
 
-/* Moves results that lie packed to their places, the last one first, and zeros those of the other rows. */
-static void spread_results(Rows used, XLA_FFI_Buffer **results, int64_t num_results) {
-  for (int64_t i = 0; i < num_results; i++) {
-    const int64_t rows = results[i]->dims[0], out = results[i]->dims[1];
-    const size_t bytes = sizeof(float) * (size_t)out;
-    float *y = results[i]->data;
-    for (int64_t r = rows - 1, next = used.num - 1; r > next; r--)
-      if (next >= 0 && used.at[next] == r) memcpy(y + r * out, y + next-- * out, bytes);
-      else memset(y + r * out, 0, bytes);
+/* What products are given. */
+typedef struct {
+  const XLA_FFI_Buffer *x;                 /* [rows, in], or [rows, k, in] */
+  const int32_t *ids;                      /* [rows, k], or NULL where all rows meet one matrix */
+  const uint8_t *used;                     /* [rows], or NULL */
+  XLA_FFI_Buffer **weights, **results;     /* each weight [E, out, in] or [out, in], and its scale if there is one */
+  int64_t rows, k, experts, in, num_weights, with_scale;
+} Given;
+
+/* Reads (x, ids with `by_ids`, weights, used if not all are) -> results; whether this is what arguments are. */
+static int read_given(XLA_FFI_CallFrame *frame, int by_ids, int with_scale, Given *given) {
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  const XLA_FFI_Buffer *x = args[0], *ids = args[by_ids], *last = args[frame->args.size - 1];
+  const int some = last->dtype == XLA_FFI_DataType_PRED && last->rank == 1 && last->dims[0] == x->dims[0];
+  *given = (Given){
+      .x = x,
+      .ids = by_ids ? ids->data : NULL,
+      .used = some ? last->data : NULL,
+      .weights = args + 1 + by_ids,
+      .results = rets,
+      .rows = x->dims[0],
+      .k = by_ids ? ids->dims[1] : 1,
+      .experts = by_ids ? args[2]->dims[0] : 1,
+      .in = x->dims[x->rank - 1],
+      .num_weights = frame->rets.size,
+      .with_scale = with_scale,
+  };
+  return dtype_of(x->dtype) == DTYPE && frame->args.size == 1 + by_ids + given->num_weights * (1 + with_scale) + some;
+}
+
+/* Rows of results by the matrix that they meet: those of expert e are at[begin[e]] .. at[begin[e] + num[e] - 1]. Each expert begins
+   at a multiple of the rows of a tile; what fills is -1. */
+typedef struct {
+  int32_t *at, *begin, *num;
+  int64_t size, num_rows; /* of `at`, with what fills and without it */
+  int64_t share;          /* rows of results of one row of x */
+} Sorted;
+
+/* The expert of choice `j` of row `r`, or -1. */
+INLINE int64_t expert_of(const Given *given, int64_t r, int64_t j) {
+  if (given->used && !given->used[r]) return -1;
+  const int64_t id = given->ids ? given->ids[r * given->k + j] : 0;
+  return id >= 0 && id < given->experts ? id : -1;
+}
+
+/* Sorts rows of results, `tile_rows` to a tile, and zeros those that meet no matrix. `at` is to be freed; NULL without memory. */
+static Sorted sort_rows(const Given *given, int64_t tile_rows) {
+  const int64_t results = given->rows * given->k, fill = MIN(results, given->experts) * (tile_rows - 1);
+  Sorted rows = {.share = given->x->rank == 3 ? 1 : given->k};
+  rows.at = malloc(sizeof(int32_t) * (size_t)(results + fill + 2 * given->experts));
+  if (!rows.at) return rows;
+  rows.begin = rows.at + results + fill;
+  rows.num = rows.begin + given->experts;
+  memset(rows.num, 0, sizeof(int32_t) * (size_t)given->experts);
+  for (int64_t r = 0; r < given->rows; r++)
+    for (int64_t j = 0; j < given->k; j++) {
+      const int64_t e = expert_of(given, r, j);
+      if (e >= 0) rows.num[e]++;
+    }
+  for (int64_t e = 0; e < given->experts; e++) {
+    rows.begin[e] = (int32_t)rows.size;
+    rows.size += (rows.num[e] + tile_rows - 1) / tile_rows * tile_rows;
+    rows.num_rows += rows.num[e];
+    rows.num[e] = 0;
   }
+  for (int64_t i = 0; i < rows.size; i++) rows.at[i] = -1;
+  for (int64_t r = 0; r < given->rows; r++)
+    for (int64_t j = 0; j < given->k; j++) {
+      const int64_t e = expert_of(given, r, j), row = r * given->k + j;
+      if (e >= 0) {
+        rows.at[rows.begin[e] + rows.num[e]++] = (int32_t)row;
+        continue;
+      }
+      for (int64_t i = 0; i < given->num_weights; i++) {
+        const XLA_FFI_Buffer *y = given->results[i];
+        const int64_t out = y->dims[y->rank - 1];
+        memset((float *)y->data + row * out, 0, sizeof(float) * (size_t)out);
+      }
+    }
+  return rows;
+}
+
+/* A product of each weight with each expert's rows, in all that is not theirs like `like`; to be freed. NULL without memory. */
+static Product *products_of(const Given *given, const Sorted *rows, Product like, int64_t *num_products) {
+  Product *products = malloc(sizeof *products * (size_t)MAX(given->experts * given->num_weights, 1));
+  *num_products = 0;
+  for (int64_t e = 0; products && rows->at && e < given->experts; e++)
+    for (int64_t i = 0; rows->num[e] && i < given->num_weights; i++) {
+      const XLA_FFI_Buffer *y = given->results[i];
+      XLA_FFI_Buffer **weight = given->weights + i * (1 + given->with_scale);
+      like.out = y->dims[y->rank - 1];
+      like.weight = (const char *)weight[0]->data + e * like.out * like.row_bytes;
+      like.scale = given->with_scale ? (const float *)weight[1]->data + e * like.out : NULL;
+      like.y = y->data;
+      like.at = rows->at;
+      like.first = rows->begin[e];
+      like.end = rows->begin[e] + rows->num[e];
+      products[(*num_products)++] = like;
+    }
+  return products;
 }
 
 /* Register `part` of at most `num_bytes` bytes; what lies behind them is zero. */
@@ -460,7 +546,7 @@ INLINE int64_t x_stride_of(int64_t steps) { return PARTS * steps * X_VECTORS + 1
 typedef struct {
   const char *from;
   vf *to;
-  const int32_t *at;
+  const Sorted *rows;
   int64_t in, steps;
 } Spread;
 
@@ -472,7 +558,7 @@ INLINE void spread_step(const char *from, int part, int64_t num_bytes, vf *to) {
 static void run_spread(const void *task, int64_t row) {
   const Spread *spread = task;
   const int64_t row_bytes = spread->in * ITEM_BYTES, whole = row_bytes / STEP_BYTES;
-  const char *from = spread->from + spread->at[row] * row_bytes;
+  const char *from = spread->from + spread->rows->at[row] / spread->rows->share * row_bytes;
   vf *to = spread->to + row * x_stride_of(spread->steps);
   for (int part = 0; part < PARTS; part++) {
     for (int64_t step = 0; step < whole; step++, to += X_VECTORS) spread_step(from + step * STEP_BYTES, part, STEP_BYTES, to);
@@ -577,7 +663,7 @@ INLINE void block_by_lines(Tile tile, int rows, int outs, const Product *p, Resu
   float lines[ROW_BLOCK * LINE] __attribute__((aligned(STEP_BYTES)));
   for (int64_t o = first_out; o < end_out; o += LINE) {
     const int64_t num = MIN(LINE, end_out - o);
-    block(tile, rows, outs, p, (Results){lines, first, o, LINE}, first, end, o, o + num);
+    block(tile, rows, outs, p, (Results){lines, NULL, first, o, LINE}, first, end, o, o + num);
     for (int64_t r = first; r < end; r++) memcpy(place_of(to, r, o), lines + (r - first) * LINE, sizeof(float) * (size_t)num);
   }
 }
@@ -586,9 +672,9 @@ INLINE void block_by_lines(Tile tile, int rows, int outs, const Product *p, Resu
 INLINE void product_item(Tile tile, const Product *p, int64_t item) {
   for (; item >= p->num_items; p++) item -= p->num_items;
   const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
-  const Results to = {p->y, 0, 0, p->out};
-  for (int64_t first = 0; first < p->rows; first += ROW_BLOCK) {
-    const int64_t end = MIN(first + ROW_BLOCK, p->rows);
+  const Results to = {p->y, p->at, 0, 0, p->out};
+  for (int64_t first = p->first; first < p->end; first += ROW_BLOCK) {
+    const int64_t end = MIN(first + ROW_BLOCK, p->end);
     if (end - first == 1) block(tile, 1, ONE_ROW_OUTS, p, to, first, end, first_out, end_out);
     else if (end - first < MANY_ROWS) block(tile, 2, TWO_ROW_OUTS, p, to, first, end, first_out, end_out);
     else if (end - first < 2 * MANY_ROWS) block(tile, MANY_ROWS, MANY_ROW_OUTS, p, to, first, end, first_out, end_out);
@@ -602,14 +688,16 @@ static void run_float_product(const void *task, int64_t item) { product_item(flo
 
 /* Cuts `num_products` products into items of work, and runs them. */
 static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *run) {
-  const int64_t rows = products->rows;
-  int64_t multiply_adds = 0, num_items = 0;
-  for (int i = 0; i < num_products; i++) multiply_adds += rows * in * products[i].out;
+  int64_t multiply_adds = 0, outs = 0, num_items = 0;
+  for (int64_t i = 0; i < num_products; i++) {
+    multiply_adds += (products[i].end - products[i].first) * in * products[i].out;
+    outs += products[i].out;
+  }
   const int shared = multiply_adds >= ALONE;
-  const int64_t threads = shared ? threads_of(frame) : 1;
-  for (int i = 0; i < num_products; i++) {
+  const int64_t threads = shared ? threads_of(frame) : 1, fair = outs / (ITEMS_OF_THREAD * threads);
+  for (int64_t i = 0; i < num_products; i++) {
     Product *p = products + i;
-    const int64_t fits = BLOCK_BYTES / MAX(p->row_bytes, 1), fair = p->out / (ITEMS_OF_THREAD * threads);
+    const int64_t fits = BLOCK_BYTES / MAX(p->row_bytes, 1);
     p->outs_of_item = shared ? MAX(MIN(fits, fair) / BLOCK_OUTS * BLOCK_OUTS, BLOCK_OUTS) : p->out;
     p->num_items = (p->out + p->outs_of_item - 1) / p->outs_of_item;
     num_items += p->num_items;
@@ -628,7 +716,6 @@ static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t nu
        x         [16 groups of 4 bytes, 16 rows]         gathered once for all outputs
        sums      [16 outputs, 16 rows]                   */
 
-#define SIDE 16
 #define TILE_BYTES (SIDE * STEP_BYTES)
 
 /* The shapes of the eight tile registers, as the processor reads them. Libraries may rely on theirs, so they get them back. */
@@ -686,8 +773,9 @@ INLINE void transpose(__m512i *x) {
 typedef struct {
   const char *from;
   char *to;
-  const int32_t *at;                      /* which rows, or the first ones if NULL */
-  int64_t rows, row_bytes, stride, steps; /* bytes of a row, and from one to the next */
+  const Sorted *rows;
+  int64_t packed;                   /* whether they lie as sorted, and not where they lie in x */
+  int64_t row_bytes, stride, steps; /* bytes of a row, and from one to the next */
 } Gathering;
 
 INLINE int64_t gathered_bytes(int64_t rows, int64_t steps) { return (rows + SIDE - 1) / SIDE * steps * TILE_BYTES; }
@@ -696,8 +784,10 @@ static void run_gathering(const void *task, int64_t item) {
   const Gathering *g = task;
   const char *from[SIDE];
   char *to = g->to + item * g->steps * TILE_BYTES;
-  const int64_t first = item * SIDE, rows = MIN(g->rows - first, SIDE);
-  for (int64_t j = 0; j < rows; j++) from[j] = g->from + (g->at ? g->at[first + j] : first + j) * g->stride;
+  const int32_t *at = g->rows->at + item * SIDE;
+  int64_t rows = 0;
+  for (; rows < SIDE && at[rows] >= 0; rows++)
+    from[rows] = g->from + (g->packed ? item * SIDE + rows : at[rows] / g->rows->share) * g->stride;
   for (int64_t at = 0; at < g->row_bytes; at += STEP_BYTES, to += TILE_BYTES) {
     const int64_t there = MIN(g->row_bytes - at, STEP_BYTES);
     const __mmask64 mask = ~0ull >> (STEP_BYTES - there);
@@ -710,7 +800,8 @@ static void run_gathering(const void *task, int64_t item) {
 }
 
 static void gather(XLA_FFI_CallFrame *frame, const Gathering *gathering) {
-  run_items(frame, gathering->rows * gathering->row_bytes >= ALONE, (gathering->rows + SIDE - 1) / SIDE, run_gathering, gathering);
+  const Sorted *rows = gathering->rows;
+  run_items(frame, rows->num_rows * gathering->row_bytes >= ALONE, rows->size / SIDE, run_gathering, gathering);
 }
 
 /* Where the weights of 16 outputs of a step lie; what is no whole tile is copied. */
@@ -727,7 +818,7 @@ INLINE const char *weights_at(const Product *p, int64_t o, int64_t step, char *c
 
 /* The results of a tile register, as rows of y. */
 INLINE void tile_results(int is_int8, const char *sums, const Product *p, int64_t r, int64_t o) {
-  const int64_t outs = MIN(p->out - o, SIDE), rows = MIN(p->rows - r, SIDE);
+  const int64_t outs = MIN(p->out - o, SIDE), rows = MIN(p->end - r, SIDE);
   const __mmask16 mask = (__mmask16)(0xffff >> (SIDE - outs));
   const __m512 scale = is_int8 ? _mm512_maskz_loadu_ps(mask, p->scale + o) : _mm512_setzero_ps();
   __m512i x[SIDE];
@@ -736,7 +827,7 @@ INLINE void tile_results(int is_int8, const char *sums, const Product *p, int64_
   for (int64_t j = 0; j < rows; j++) {
     __m512 y = _mm512_castsi512_ps(x[j]);
     if (is_int8) y = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(x[j]), _mm512_set1_ps(p->row_scale[r + j])), scale);
-    _mm512_mask_storeu_ps(p->y + (r + j) * p->out + o, mask, y);
+    _mm512_mask_storeu_ps(p->y + p->at[r + j] * p->out + o, mask, y);
   }
 }
 
@@ -797,9 +888,9 @@ INLINE void tile_item(int is_int8, const Product *p, int64_t item) {
   const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
   Shapes before;
   begin_tiles(&before);
-  for (int64_t r = 0; r < p->rows; r += 2 * SIDE)
+  for (int64_t r = p->first; r < p->end; r += 2 * SIDE)
     for (int64_t o = first_out; o < end_out; o += 2 * SIDE) {
-      const int two_outs = o + SIDE < end_out, two_rows = r + SIDE < p->rows, fetches = r == 0 && o + 2 * SIDE < end_out;
+      const int two_outs = o + SIDE < end_out, two_rows = r + SIDE < p->end, fetches = r == p->first && o + 2 * SIDE < end_out;
 #define BLOCK(OUTS, ROWS, FETCHES) tile_block(is_int8, OUTS, ROWS, FETCHES, p, r, o)
       if (two_outs && two_rows) BLOCK(2, 2, fetches);
       else if (two_outs) BLOCK(2, 1, fetches);
@@ -816,51 +907,43 @@ static void run_float_tiles(const void *task, int64_t item) { tile_item(0, task,
 #endif
 #endif
 
-/* Whether the last argument says which rows are used: a bool for each of `rows`. */
-INLINE int says_used(const XLA_FFI_Buffer *last, int64_t rows) {
-  return last->dtype == XLA_FFI_DataType_PRED && last->rank == 1 && last->dims[0] == rows;
+static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
+  if (answered(frame)) return NULL;
+  Given given;
+  if (!read_given(frame, by_ids, 0, &given)) return fail(frame, "products: unsupported arguments");
+  const int64_t steps = (given.in + STEP_ITEMS - 1) / STEP_ITEMS, row_bytes = given.in * ITEM_BYTES;
+  const Sorted rows = sort_rows(&given, FLOAT_TILES ? SIDE : 1);
+#if FLOAT_TILES
+  char *prepared = aligned_alloc(STEP_BYTES, whole_steps(gathered_bytes(rows.size, steps)));
+#else
+  char *prepared = aligned_alloc(STEP_BYTES, whole_steps(rows.size * x_stride_of(steps) * (int64_t)sizeof(vf)));
+#endif
+  int64_t num_products = 0;
+  Product *products = products_of(&given, &rows, (Product){.x = prepared, .row_bytes = row_bytes, .steps = steps}, &num_products);
+  const int complete = rows.at && prepared && products;
+  if (complete) {
+#if FLOAT_TILES
+    gather(frame, &(Gathering){given.x->data, prepared, &rows, 0, row_bytes, row_bytes, steps});
+    run_products(frame, products, num_products, given.in, run_float_tiles);
+#else
+    const Spread spread = {given.x->data, (vf *)prepared, &rows, given.in, steps};
+    run_items(frame, rows.num_rows * given.in >= ALONE, rows.size, run_spread, &spread);
+    run_products(frame, products, num_products, given.in, run_float_product);
+#endif
+  }
+  free(products);
+  free(prepared);
+  free(rows.at);
+  return complete ? NULL : fail(frame, "products: out of memory");
 }
 
 /* (x [rows, in], weight [out, in], ...; used [rows] bool, if not all are) -> (y [rows, out] float32, ...): products of the same
    rows with several weights. */
-XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
-  if (answered(frame)) return NULL;
-  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  const XLA_FFI_Buffer *x = args[0], *last = args[frame->args.size - 1];
-  const int64_t num_products = frame->rets.size, all_rows = x->dims[0], some = says_used(last, all_rows);
-  if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + num_products + some)
-    return fail(frame, "detspec_linear: unsupported arguments");
-  const int64_t in = x->dims[1], steps = (in + STEP_ITEMS - 1) / STEP_ITEMS;
-#if FLOAT_TILES
-  const size_t x_bytes = whole_steps(gathered_bytes(all_rows, steps));
-#else
-  const size_t x_bytes = whole_steps(all_rows * x_stride_of(steps) * (int64_t)sizeof(vf));
-#endif
-  char *prepared = aligned_alloc(STEP_BYTES, x_bytes + whole_steps(all_rows * (int64_t)sizeof(int32_t)));
-  if (!prepared) return fail(frame, "detspec_linear: out of memory");
-  const Rows rows = rows_used(some ? last : NULL, all_rows, (int32_t *)(prepared + x_bytes));
-  Product products[MAX_PRODUCTS];
-  for (int i = 0; i < num_products; i++)
-    products[i] = (Product){
-        .weight = args[1 + i]->data,
-        .x = prepared,
-        .y = rets[i]->data,
-        .rows = rows.num,
-        .row_bytes = in * ITEM_BYTES,
-        .out = args[1 + i]->dims[0],
-        .steps = steps,
-    };
-#if FLOAT_TILES
-  gather(frame, &(Gathering){x->data, prepared, rows.at, rows.num, in * ITEM_BYTES, in * ITEM_BYTES, steps});
-  run_products(frame, products, num_products, in, run_float_tiles);
-#else
-  run_items(frame, rows.num * in >= ALONE, rows.num, run_spread, &(Spread){x->data, (vf *)prepared, rows.at, in, steps});
-  run_products(frame, products, num_products, in, run_float_product);
-#endif
-  spread_results(rows, rets, num_products);
-  free(prepared);
-  return NULL;
-}
+XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) { return multiply_by_floats(frame, 0); }
+
+/* (x [rows, in] or [rows, k, in], ids [rows, k] int32, weight [E, out, in], ...; used [rows] bool, if not all are) ->
+   (y [rows, k, out] float32, ...): products of each row with the matrices that its ids name. Without such a matrix y is zeros. */
+XLA_FFI_Error *detspec_experts(XLA_FFI_CallFrame *frame) { return multiply_by_floats(frame, 1); }
 
 /* ---- products with int8 weights ----
 
@@ -890,7 +973,7 @@ typedef struct {
 typedef struct {
   const char *from;
   Rounded to;
-  const int32_t *at; /* of x */
+  const Sorted *rows;
   int64_t in;
 } Rounding;
 
@@ -927,8 +1010,9 @@ INLINE vi round_some(int dtype, const char *row, int64_t i, int64_t in, float fa
 
 static void run_rounding(const void *task, int64_t row) {
   const Rounding *rounding = task;
-  const int64_t in = rounding->in;
-  const char *from = rounding->from + rounding->at[row] * in * ITEM_BYTES;
+  const int64_t in = rounding->in, at = rounding->rows->at[row];
+  if (at < 0) return;
+  const char *from = rounding->from + at / rounding->rows->share * in * ITEM_BYTES;
   Narrow *to = rounding->to.values + row * rounding->to.stride;
   const float factor = rounding_factor(DTYPE, from, in, rounding->to.scale + row);
   vi sums = {0};
@@ -1050,57 +1134,54 @@ INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Pr
 static void run_int8_product(const void *task, int64_t item) { product_item(int8_tile, task, item); }
 #endif
 
-/* (x [rows, in], values [out, in] int8, scale [out] float32, ...; used [rows] bool, if not all are) -> (y [rows, out] float32, ...):
-   products of the same rows with several weights. */
-XLA_FFI_Error *detspec_int8_linear(XLA_FFI_CallFrame *frame) {
+static XLA_FFI_Error *multiply_by_int8(XLA_FFI_CallFrame *frame, int by_ids) {
   if (answered(frame)) return NULL;
-  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  const XLA_FFI_Buffer *x = args[0], *last = args[frame->args.size - 1];
-  const int64_t num_products = frame->rets.size, all_rows = x->dims[0], some = says_used(last, all_rows);
-  if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + 2 * num_products + some)
-    return fail(frame, "detspec_int8_linear: unsupported arguments");
-  const int64_t in = x->dims[1], steps = (in + STEP_BYTES - 1) / STEP_BYTES;
+  Given given;
+  if (!read_given(frame, by_ids, 1, &given)) return fail(frame, "products in int8: unsupported arguments");
+  const int64_t in = given.in, steps = (in + STEP_BYTES - 1) / STEP_BYTES;
   const int64_t stride = steps * STEP_BYTES + NUM_NARROW; /* one register more, as for floats */
-  const size_t value_bytes = whole_steps(all_rows * stride * (int64_t)sizeof(Narrow));
-  const size_t row_bytes = whole_steps(all_rows * 4); /* of a number of four bytes for each row */
 #if defined(AMX)
-  const size_t tile_bytes = whole_steps(gathered_bytes(all_rows, steps));
+  const Sorted rows = sort_rows(&given, SIDE);
+  const size_t tile_bytes = whole_steps(gathered_bytes(rows.size, steps));
 #else
+  const Sorted rows = sort_rows(&given, 1);
   const size_t tile_bytes = 0;
 #endif
-  char *memory = aligned_alloc(STEP_BYTES, value_bytes + 3 * row_bytes + tile_bytes), *numbers = memory + value_bytes;
-  if (!memory) return fail(frame, "detspec_int8_linear: out of memory");
-  const Rounded rounded = {(Narrow *)memory, (float *)numbers, (int32_t *)(numbers + row_bytes), stride};
-  const Rows rows = rows_used(some ? last : NULL, all_rows, (int32_t *)(numbers + 2 * row_bytes));
+  const size_t value_bytes = whole_steps(rows.size * stride * (int64_t)sizeof(Narrow));
+  const size_t number_bytes = whole_steps(rows.size * 4); /* of a number of four bytes for each row */
+  char *memory = aligned_alloc(STEP_BYTES, value_bytes + 2 * number_bytes + tile_bytes), *numbers = memory + value_bytes;
+  const Rounded rounded = {(Narrow *)memory, (float *)numbers, (int32_t *)(numbers + number_bytes), stride};
 #if defined(AMX)
-  char *multiplied = numbers + 3 * row_bytes;
+  char *multiplied = numbers + 2 * number_bytes;
 #else
   const Rounded *multiplied = &rounded;
 #endif
-  Product products[MAX_PRODUCTS];
-  for (int i = 0; i < num_products; i++)
-    products[i] = (Product){
-        .weight = args[1 + 2 * i]->data,
-        .x = multiplied,
-        .y = rets[i]->data,
-        .rows = rows.num,
-        .row_bytes = in,
-        .out = args[1 + 2 * i]->dims[0],
-        .steps = steps,
-        .scale = args[2 + 2 * i]->data,
-        .row_scale = rounded.scale,
-    };
-  run_items(frame, rows.num * in >= ALONE, rows.num, run_rounding, &(Rounding){x->data, rounded, rows.at, in});
+  const Product like = {.x = multiplied, .row_bytes = in, .steps = steps, .row_scale = rounded.scale};
+  int64_t num_products = 0;
+  Product *products = products_of(&given, &rows, like, &num_products);
+  const int complete = rows.at && memory && products;
+  if (complete) {
+    run_items(frame, rows.num_rows * in >= ALONE, rows.size, run_rounding, &(Rounding){given.x->data, rounded, &rows, in});
 #if defined(AMX)
-  gather(frame, &(Gathering){(char *)rounded.values, multiplied, NULL, rows.num, in, stride, steps});
-  run_products(frame, products, num_products, in, run_int8_tiles);
+    gather(frame, &(Gathering){(char *)rounded.values, multiplied, &rows, 1, in, stride, steps});
+    run_products(frame, products, num_products, in, run_int8_tiles);
 #else
-  run_products(frame, products, num_products, in, run_int8_product);
+    run_products(frame, products, num_products, in, run_int8_product);
 #endif
-  spread_results(rows, rets, num_products);
+  }
+  free(products);
   free(memory);
-  return NULL;
+  free(rows.at);
+  return complete ? NULL : fail(frame, "products in int8: out of memory");
 }
+
+/* (x [rows, in], values [out, in] int8, scale [out] float32, ...; used [rows] bool, if not all are) -> (y [rows, out] float32, ...):
+   products of the same rows with several weights. */
+XLA_FFI_Error *detspec_int8_linear(XLA_FFI_CallFrame *frame) { return multiply_by_int8(frame, 0); }
+
+/* (x [rows, in] or [rows, k, in], ids [rows, k] int32, values [E, out, in] int8, scale [E, out] float32, ...; used [rows] bool, if
+   not all are) -> (y [rows, k, out] float32, ...): as `detspec_experts` does it. */
+XLA_FFI_Error *detspec_int8_experts(XLA_FFI_CallFrame *frame) { return multiply_by_int8(frame, 1); }
 
 /* ---- attention over a paged cache ----
 

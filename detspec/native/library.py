@@ -27,7 +27,19 @@ from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.native.processor import NO_COMPILER, TILE_OPTIONS, cpu_facts, find_compiler, has_tiles
 
-NAMES = ("linear", "int8_linear", "attention", "append", "append_int8", "copy", "take", "sum", "ceiling")
+NAMES = (
+    "linear",
+    "int8_linear",
+    "experts",
+    "int8_experts",
+    "attention",
+    "append",
+    "append_int8",
+    "copy",
+    "take",
+    "sum",
+    "ceiling",
+)
 FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
 DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
 DTYPES |= {jnp.dtype(jnp.int8): "F32"}  # a cache in int8 takes the functions for float32

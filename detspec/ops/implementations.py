@@ -51,17 +51,19 @@ def _reference(numerics: Numerics) -> Operations:
 def _cpu(numerics: Numerics) -> Operations:
     from detspec.ops import moves
     from detspec.ops.attention import cpu as attention
+    from detspec.ops.experts import cpu as experts
     from detspec.ops.linear import cpu as linear
 
     return Operations(
         attention.paged_attention,
         linear.linears_f32,
-        _lacking("cpu"),
+        experts.experts_f32,
         linear.int8_linears_f32,
-        append=moves.append,
-        append_int8=moves.append_int8,
-        copy_pages=moves.copy_pages,
-        take=moves.take,
+        experts.int8_experts_f32,
+        moves.append,
+        moves.append_int8,
+        moves.copy_pages,
+        moves.take,
     )
 
 

@@ -17,6 +17,7 @@ from tests.ops.experts_contract import (
     make_problem,
     product_with_each,
     products,
+    products_of_used,
 )
 
 pytestmark = pytest.mark.optimised
@@ -32,8 +33,29 @@ class TestReference(PinnedExpertsContract):
     numerics = Numerics(linear="pinned")
 
 
+class TestCpu(PinnedExpertsContract):
+    """Experts with more rows than a tile or a block has, one row of several experts, and inputs that fill no vector."""
+
+    numerics = Numerics(linear="pinned", implementation="cpu")
+    cases = (
+        (Size(3, 2, 33, 5), "float32"),
+        (Size(64, 8, 64, 43), "float16"),
+        (Size(8, 2, 2200, 70), "bfloat16"),
+        (Size(8, 2, 96, 211), "bfloat16"),
+    )
+
+    def test_rows_that_are_not_used_are_zeros_and_not_read(self):
+        x, own, ids, weight = self.problem(-1)
+        used = np.arange(self.rows) != 4
+        for rows in (x, own):
+            rows = np.where((~used).reshape(-1, *(1,) * (rows.ndim - 1)), np.nan, rows).astype(rows.dtype)
+            got = np.asarray(products_of_used(rows, ids, used, weight, numerics=self.numerics))
+            assert (got[4] == 0).all()
+            assert (got[used] != 0).all()
+
+
 @pytest.mark.programs(20)
-@pytest.mark.parametrize("implementation", ["reference"])
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
 def test_bits_of_experts_in_int8_are_those_of_one_product(implementation):
     numerics = Numerics(implementation=implementation)
     x, own, ids, weight = make_problem(Size(8, 2, 96, 43), "bfloat16", rows=40)

@@ -16,15 +16,16 @@ from detspec.ops.linear.int8 import QTensor
 def linears_f32(x: jax.Array, weights: Sequence[jax.Array], used: jax.Array | None = None) -> list[jax.Array]:
     """See `api.linears_fn`; `x [R, in]` -> `[R, out]` of each weight, any sizes; float32, bfloat16 or float16."""
     found = [jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32) for weight in weights]
-    return list(kernel("detspec_linear", x.dtype, found)(x, *weights, *_given(used)))
+    return list(kernel("detspec_linear", x.dtype, found)(x, *weights, *given(used)))
 
 
 def int8_linears_f32(x: jax.Array, weights: Sequence[QTensor], used: jax.Array | None = None) -> list[jax.Array]:
     """See `int8.linears_f32`, with the same bits; `x [R, in]` -> `[R, out]` of each weight."""
     found = [jax.ShapeDtypeStruct((x.shape[0], weight.values.shape[0]), jnp.float32) for weight in weights]
     leaves = [leaf for weight in weights for leaf in (weight.values, weight.scale)]
-    return list(kernel("detspec_int8_linear", x.dtype, found)(x, *leaves, *_given(used)))
+    return list(kernel("detspec_int8_linear", x.dtype, found)(x, *leaves, *given(used)))
 
 
-def _given(used: jax.Array | None) -> tuple[jax.Array, ...]:
+def given(used: jax.Array | None) -> tuple[jax.Array, ...]:
+    """The argument of a kernel that says which rows are used, if not all are."""
     return () if used is None else (used,)
