@@ -107,6 +107,30 @@ def test_bits_of_processors_that_widen_weights_are_the_same_for_narrow_and_wide_
 
 @pytest.mark.slow
 @pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_products_with_experts_have_the_bits_of_single_ones_for_narrow_and_wide_registers(dtype):
+    numbers = {"F32": jnp.float32, "BF16": jnp.bfloat16}[dtype]
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), numbers) for shape in ((37, 300), (4, 43, 300)))
+    rounded = quantize(weight)
+    ids = rng.random((37, 5)).argsort(1)[:, :2].astype(np.int32)  # 4 names no expert
+    for march in ("native", "haswell", "x86-64-v2"):
+        calls = {}
+        for function in ("linear", "int8_linear", "experts", "int8_experts"):
+            name = f"test_{function}_of_experts_{dtype}_{march}"
+            kernel = getattr(compiled_for(march, dtype), f"detspec_{function}")
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(kernel), platform="cpu")
+            shape = (37, 2, 43) if "experts" in function else (37, 43)
+            calls[function] = jax.ffi.ffi_call(name, [jax.ShapeDtypeStruct(shape, jnp.float32)])
+        for kind, leaves in (("", (weight,)), ("int8_", (rounded.values, rounded.scale))):
+            [got] = calls[f"{kind}experts"](x, ids, *leaves)
+            each = [calls[f"{kind}linear"](x, *(leaf[expert] for leaf in leaves))[0] for expert in range(4)]
+            expected = np.stack([*each, np.zeros((37, 43), np.float32)])[ids, np.arange(37)[:, None]]
+            assert (np.asarray(got).view(np.uint32) == expected.view(np.uint32)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
 def test_products_with_int8_weights_have_the_bits_of_xla_for_narrow_and_wide_registers():
     rng = np.random.default_rng(0)
     x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((37, 300), (211, 300)))

@@ -13,6 +13,7 @@ from detspec.cache import Int8Pages
 from detspec.ops import moves
 from detspec.ops.attention import cpu as attention
 from detspec.ops.attention.scores import Scores
+from detspec.ops.experts import cpu as experts
 from detspec.ops.linear import cpu as linear
 from detspec.ops.linear import xla
 from detspec.ops.linear.int8 import quantize
@@ -41,6 +42,7 @@ class Case(NamedTuple):
 
 X = floats(SIZE, 5, 48)
 WEIGHT = floats(32, 48)
+EXPERTS = floats(4, 32, 48)
 PAGES = floats(SIZE, 4, 2, 16, 16)  # [num_pages, K, page, H] of each element
 KEYS = PAGES.swapaxes(-1, -2)
 NEW = floats(SIZE, 3, 2, 16)
@@ -59,6 +61,14 @@ CASES = {
         lambda x, used: linear.linears_f32(x, [WEIGHT], used), (X, jnp.asarray(RNG.random((SIZE, 5)) < 0.5)), (0, 0)
     ),
     "products in int8": Case(lambda x: linear.int8_linears_f32(x, [quantize(WEIGHT)]), (X,), (0,)),
+    "products with experts": Case(
+        lambda x, ids, w: experts.experts_f32(x, ids, [w, w]),
+        (X, ints(SIZE, 5, 2, below=5), floats(SIZE, 4, 32, 48)),
+        (0, 0, 0),
+    ),
+    "products with experts in int8": Case(
+        lambda x, ids: experts.int8_experts_f32(x, ids, [quantize(EXPERTS)]), (X, ints(SIZE, 5, 2, below=5)), (0, 0)
+    ),
     "sums": Case(partial(cpu_sum, cache_dtype="bfloat16"), (floats(SIZE, 5, 77, dtype=jnp.float32),), (0,)),
     "attention": Case(
         attend, (floats(SIZE, 2, 4, 4, 16), KEYS, PAGES, ints(SIZE, 2, 2, below=4), ints(SIZE, 2, 4, below=32)), (0, 0, 0, 0, 0)
