@@ -113,7 +113,7 @@ def test_model_that_no_family_has_is_not_written(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"position_encoding": "alibi"}, "by rotation.*Attention.positions 'alibi': convert to our own folders"),
+        ({"position_encoding": "alibi"}, "by linear biases.*Attention.positions 'alibi': convert to our own folders"),
         (
             {"thinking": ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=3)},
             "convert to our own folders, which keep the thinker and the compressor",
@@ -399,7 +399,7 @@ def test_family_whose_layers_differ_is_a_value(tmp_path, monkeypatch):
         ({"cross_attention_hidden_size": 8}, "cross_attention_hidden_size = 8"),
         ({"sliding_window_size": 8}, "sliding_window_size = 8"),
         ({"mlp_bias": True}, "mlp_bias = true"),
-        ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
+        ({"hidden_act": "quick_gelu"}, 'hidden_act = "quick_gelu" is not supported'),
         ({"sliding_window": 4096}, "sliding_window = 4096"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method null is not supported"),
         ({"new_trick": [1]}, 'unknown keys {"new_trick": [1]}'),
@@ -614,7 +614,7 @@ def test_single_file_next_to_the_index_of_files_that_are_gone_is_refused(tmp_pat
 
 def test_all_problems_are_told_at_once(tmp_path: Path):
     folder = make_folder(tmp_path / "model")
-    edit_config(folder, mlp_bias=True, hidden_act="relu", surprise=1)
+    edit_config(folder, mlp_bias=True, hidden_act="tanh", surprise=1)
     (folder / "model.safetensors").write_bytes(b"")
     message = load_error(folder)
     for culprit in ("mlp_bias", "hidden_act", "surprise", "model.safetensors cannot be read"):

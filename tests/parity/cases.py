@@ -25,33 +25,26 @@ GQA_1, GQA_3, GQA_8 = (
     {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     for heads, kv_heads, head_dim in ((6, 6, 8), (6, 2, 12), (8, 1, 10))
 )
+GQA = {"num_attention_heads": 6, "num_key_value_heads": 2}  # where a head is D / N
 ROPE = {"rope_theta": 10000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**GQA_1, "rope_parameters": {**ROPE, "rope_type": "default"}}),
     "llama_bias_tied": ("Llama", {**GQA_3, "attention_bias": True, "tie_word_embeddings": True}),
     "llama_linear": ("Llama", {**GQA_3, "rope_parameters": {**ROPE, "rope_type": "linear", "factor": 3.0}}),
-    "llama_llama3": (
-        "Llama",
-        {
-            **GQA_8,
-            "rope_parameters": {
-                "rope_theta": 500.0,
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
-    ),
+    "llama_llama3": ("Llama", {**GQA_8, "rope_parameters": {"rope_theta": 500.0, **LLAMA3}}),
     "mistral": ("Mistral", {**GQA_8, "sliding_window": 17}),
     "mistral_full": ("Mistral", {**GQA_3, "sliding_window": None}),
     "qwen2": ("Qwen2", {**GQA_3, "tie_word_embeddings": True}),
     "qwen2_sliding": ("Qwen2", {**GQA_1, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
-    "qwen2_yarn": (
-        "Qwen2",
-        {**GQA_3, "rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
-    ),
+    "qwen2_yarn": ("Qwen2", {**GQA_3, "rope_parameters": {**ROPE, **YARN}}),
     "qwen3": ("Qwen3", {**GQA_8, "tie_word_embeddings": True}),
     "qwen3_bias": ("Qwen3", {**GQA_1, "attention_bias": True}),
     "gemma2": ("Gemma2", {**GQA_3, "query_pre_attn_scalar": 20, "sliding_window": 16, "num_hidden_layers": 4}),
@@ -69,22 +62,66 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+MULTIPLIERS = {"embedding_multiplier": 12, "attention_multiplier": 0.09, "residual_multiplier": 0.22, "logits_scaling": 7.0}
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("Gemma", GQA_8),
+    "smollm3": ("SmolLM3", {**GQA, "num_hidden_layers": 4}),
+    "smollm3_sliding": (
+        "SmolLM3",
+        {**GQA, "use_sliding_window": True, "sliding_window": 17, "no_rope_layers": [0, 1, 1], "attention_bias": True},
+    ),
+    "granite": ("Granite", {**GQA, **MULTIPLIERS}),
+    "seed_oss": ("SeedOss", GQA_3),
+    "seed_oss_out_bias": ("SeedOss", {**GQA_3, "attention_out_bias": True}),
+    "hunyuan": ("HunYuanDenseV1", GQA_3),
+    "hunyuan_alpha": (
+        "HunYuanDenseV1",
+        {**GQA_3, "rope_parameters": {**ROPE, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    ),
+    "ernie": ("Ernie4_5", GQA_3),
+    "helium": ("Helium", {**GQA, "head_dim": 8, "attention_bias": True}),
+    "arcee": ("Arcee", GQA),
+    "ministral": (
+        "Ministral",
+        {**GQA_8, "sliding_window": 17, "layer_types": [*(["sliding_attention"] * 2), "full_attention"]},
+    ),
+    "olmo2": ("Olmo2", GQA),
+    "olmo3": ("Olmo3", {**GQA, "num_hidden_layers": 4, "sliding_window": 17}),
+    "olmo3_yarn": (
+        "Olmo3",
+        {
+            **GQA,
+            "num_hidden_layers": 4,
+            "sliding_window": 17,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 5e5, **YARN},
+                "sliding_attention": {"rope_theta": 5e5, "rope_type": "default"},
+            },
+        },
+    ),
+    "exaone4": ("Exaone4", {**GQA, "num_hidden_layers": 4, "sliding_window": 17, "rope_parameters": {**ROPE, **LLAMA3}}),
+    "exaone4_full": ("Exaone4", {**GQA, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
+}
+NEW = {**DENSE}
 
 
 def build(name: str, **sizes: Any) -> Any:
     """The transformers model of a case in float32; matrices have deviation `1/sqrt(in)`, vectors differ from 0 and 1."""
-    family, changes = CASES[name]
+    family, changes = {**CASES, **NEW}[name]
     if family == "Qwen2":
         changes = {key: value for key, value in changes.items() if key != "head_dim"}  # Qwen2 has D / N
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes, **sizes})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval().to(torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().to(torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.2
             middle = parameter.mean() if parameter.ndim == 1 else 0.0
             parameter.copy_(middle + spread * torch.randn(parameter.shape, generator=generator))
+        for key, buffer in model.named_buffers():
+            if key.endswith("correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     return model
 
 

@@ -9,6 +9,7 @@ from detspec.checkpoint.layout import Layout
 from detspec.config import ModelConfig
 
 HfConfig = dict[str, Any]
+Fields = dict[str, Any]  # of `dense_config`
 
 # Name of a tensor -> path of a weight in the pytree, or the `Layout` of a tensor that holds several, or one in another way:
 #
@@ -64,11 +65,41 @@ GEMMA_NAMES: TensorNames = {
 
 
 @dataclasses.dataclass(frozen=True)
+class RopeKeys:
+    """Config keys of rotary positions, and the values that hold where they are left out."""
+
+    theta: float = 10000.0  # base
+    theta_key: str = "rope_theta"
+    sliding_theta: float | None = None  # unscaled base of sliding layers; None if they share the base and the scaling
+    sliding_theta_key: str | None = None
+    share: float | None = None  # part of a head's places that is rotated; None if there is no key and all are
+    share_key: str = "partial_rotary_factor"
+    size_key: str | None = None  # the key for how many places are rotated, where there is one besides
+    kinds: tuple[str, ...] = ("linear", "llama3", "yarn")  # rope types besides "default"
+    alpha: bool = False  # the type "dynamic" with `alpha` raises the base once and for all (Hunyuan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Reads fields from several config keys together, and writes these keys.
+
+    `read` takes the config, with defaults, and the fields that are known so far. It raises if the keys make no sense. `write`
+    takes all flat fields, of any model.
+    """
+
+    keys: frozenset[str]
+    read: Callable[[HfConfig, Fields], Fields]
+    write: Callable[[Fields], HfConfig]
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """How one `model_type` of Hugging Face maps to a `ModelConfig` and its parameters."""
 
     model_type: str  # the value of the config key `model_type`
     architecture: str  # the class in transformers that wrote the checkpoints
+    models: str  # names that people know
+    needs: str  # how its layers differ from those of Llama
     fields: dict[str, tuple[str, ...]]  # config key -> fields of `dense_config` that it sets
     defaults: dict[str, Any]  # values of config keys that may be left out
     fixed: dict[str, Any]  # config keys that would change the computation -> the only value that is supported
@@ -76,9 +107,10 @@ class Family:
     names: TensorNames | Callable[[ModelConfig], TensorNames]  # the tensors of its checkpoints, or those of a model
     # fields of `dense_config` that are the same in every model of the family
     traits: dict[str, Any] = dataclasses.field(default_factory=dict)
-    inert: frozenset[str] = frozenset()  # keys that mean something in other families alone
-    rope_theta: float = 10000.0  # rotary base where the config has none
-    sliding_rope_theta: float | None = None  # that of sliding layers; None if they share `rope_theta`
+    rules: tuple[Rule, ...] = ()
+    aliases: dict[str, str] = dataclasses.field(default_factory=dict)  # other names of config keys -> the names above
+    inert: dict[str, str] = dataclasses.field(default_factory=dict)  # keys that change nothing in this family -> the reason
+    rope: RopeKeys | None = RopeKeys()  # None if it rotates nothing and has no such keys
     # Changes the kinds of layers and their pattern, where the family has others than a dense model: takes that, and the config.
     layers: Callable[[ModelConfig, HfConfig], ModelConfig] = lambda cfg, hf_config: cfg
     layer_keys: frozenset[str] = frozenset()  # config keys that `layers` reads
@@ -144,10 +176,25 @@ FIXED: dict[str, Any] = {
     "use_mrope": False,
 }
 NO_SLIDING = {"sliding_window": None, "sliding_window_size": None, "use_sliding_window": False, "layer_types": None}
+SWITCH = {"use_sliding_window": False}  # a default of families whose layers slide only if this key says so
 PATTERN_KEYS = ("sliding_window_pattern", "_sliding_window_pattern")
 SOFTCAP_KEYS = ("final_logit_softcapping", "attn_logit_softcapping")
 # Keys for which null is a value; any other key that is null counts as left out.
-NULLABLE = frozenset({"sliding_window", *SOFTCAP_KEYS})
+NULLABLE = frozenset({"sliding_window", "num_key_value_heads", "head_dim", *SOFTCAP_KEYS})
+
+
+# transformers' own default may be an id that a small vocabulary has not.
+NO_PADDING = Rule(frozenset(), lambda hf_config, fields: {}, lambda flat: {"pad_token_id": None})
+
+
+def inert(reason: str, keys: str) -> dict[str, str]:
+    """Keys that change nothing in a family, for one reason."""
+    return dict.fromkeys(keys.split(), reason)
+
+
+def without(table: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Returns `table` but for some of its keys."""
+    return {key: value for key, value in table.items() if key not in keys}
 
 
 def past_max_window_layers(index: int, hf_config: HfConfig) -> bool:
