@@ -175,7 +175,7 @@ def flat_fields(cfg: ModelConfig) -> dict[str, Any] | None:
         "rotary_dim": full.rope.size,
         "rope_interleaved": full.rope.interleaved,
         "sliding_window": sliding.window,
-        "sliding_layers": of_layers([_reach(mixer) == _reach(sliding) != _reach(full) for mixer in mixers]),
+        "sliding_layers": of_layers([mixer.window is not None or mixer.rope.is_local for mixer in mixers]),
         "sliding_rope_theta": sliding.rope.theta if sliding.rope.is_local else None,
         "attn_softcap": full.softcap,
         "position_encoding": rotates[0] if rotates else "none",
@@ -186,10 +186,6 @@ def flat_fields(cfg: ModelConfig) -> dict[str, Any] | None:
         "dense_layers": () if experts is None else of_layers([ff != experts for ff in ffs]),
     }
     return {name: values[name] for name in (*SIZES, *DEFAULTS, *LATER)} if _makes(cfg, values) else None
-
-
-def _reach(mixer: Attention) -> tuple[int | None, Rope]:
-    return mixer.window, mixer.rope
 
 
 def _makes(cfg: ModelConfig, values: dict[str, Any]) -> bool:
