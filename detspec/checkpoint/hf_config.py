@@ -144,13 +144,19 @@ def family_of(cfg: ModelConfig) -> Family:
             f"no family of Hugging Face ({accepted}) encodes positions by linear biases, got Attention.positions 'alibi': "
             "convert to our own folders, which keep them (detspec convert --to orbax)"
         )
-    flat = flat_fields(cfg)
-    for family in FAMILIES if flat is not None else ():
-        problems: list[str] = []
-        fields = read_fields(describe(family, cfg), family, problems)
-        if not problems and dense_config(**fields) == cfg:
-            return family
+    if flat_fields(cfg) is not None and (family := next((each for each in FAMILIES if says_all(each, cfg)), None)) is not None:
+        return family
     raise InputError(f"no family of Hugging Face ({accepted}) has a model like {cfg}: our own folders keep it (save_orbax)")
+
+
+def says_all(family: Family, cfg: ModelConfig) -> bool:
+    """Whether a `config.json` of the family describes `cfg`."""
+    problems: list[str] = []
+    fields = read_fields(describe(family, cfg), family, problems)
+    try:
+        return not problems and dense_config(**fields) == cfg
+    except InputError:  # such as heads of another size, of which a part is rotated
+        return False
 
 
 def describe(family: Family, cfg: ModelConfig) -> HfConfig:

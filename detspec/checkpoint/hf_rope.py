@@ -5,7 +5,7 @@ import math
 from typing import Any, NamedTuple
 
 from detspec.checkpoint.families.family import Fields, HfConfig, RopeKeys
-from detspec.config import RopeScaling, is_number
+from detspec.config import RopeScaling, is_count, is_number
 from detspec.errors import InputError
 
 LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # name in config.json -> whether such layers slide
@@ -15,8 +15,10 @@ ORIGINAL_LENGTH = {"original_max_position_embeddings": "original_max_position"}
 ROPE_SCALING_FIELDS: dict[str, dict[str, str]] = {
     "linear": {},
     "llama3": {**ORIGINAL_LENGTH, **{name: name for name in ("low_freq_factor", "high_freq_factor")}},
+    "longrope": {**ORIGINAL_LENGTH, "short_factor": "short_factors", "attention_factor": "attention_factor"},
     "yarn": {**ORIGINAL_LENGTH, **{name: name for name in ("beta_fast", "beta_slow", "truncate", "attention_factor")}},
 }
+OLD_KINDS = {"su": "longrope"}  # earlier names of rope types
 YARN_MSCALES = ("mscale", "mscale_all_dim")
 BESIDE_ALPHA = {"factor", "beta_fast", "beta_slow", *YARN_MSCALES}  # keys that say nothing where there is an `alpha`
 
@@ -127,7 +129,8 @@ def taken_apart(setting: dict[str, Any]) -> Setting:
 def kind_of(setting: dict[str, Any]) -> str | None:
     """The rope type that a setting names, under either of two keys; None if they differ."""
     kinds = {str(setting[key]) for key in ("rope_type", "type") if key in setting} or {"default"}
-    return kinds.pop() if len(kinds) == 1 else None
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return OLD_KINDS.get(str(kind), kind)
 
 
 def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, rope: RopeKeys, problems: list[str]) -> RopeScaling | None:
@@ -147,14 +150,16 @@ def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, rope: RopeKe
             f"config.json: rope setting {json.dumps(setting)}: {' and '.join(YARN_MSCALES)} must be numbers of at least 0"
         )
         return None
+    if kind == "longrope":
+        rest = with_original_length(rest, hf_config)
     if unknown := [key for key in rest if key not in names and (key != "factor" or kind == "default")]:
         problems.append(f"config.json: rope setting {json.dumps(setting)} has unsupported keys {', '.join(unknown)}")
         return None
-    needed = [key for key in ("factor", "low_freq_factor", "high_freq_factor") if key in ("factor", *names)]
+    needed = [key for key in ("factor", "low_freq_factor", "high_freq_factor", "short_factor") if key in ("factor", *names)]
     if missing := [key for key in needed if key not in rest]:
         problems.append(f"config.json: rope setting {json.dumps(setting)} lacks {', '.join(missing)}")
         return None
-    fields = {names.get(key, key): value for key, value in rest.items()}
+    fields: Fields = {names.get(key, key): tuple(value) if isinstance(value, list) else value for key, value in rest.items()}
     if "original_max_position_embeddings" in names:
         fields.setdefault("original_max_position", hf_config.get("max_position_embeddings"))
     if kind == "yarn" and is_number(fields.get("factor")):
@@ -164,6 +169,22 @@ def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, rope: RopeKe
     except (InputError, TypeError) as error:
         problems.append(f"config.json: rope setting {json.dumps(setting)}: {error}")
         return None
+
+
+def with_original_length(setting: dict[str, Any], hf_config: HfConfig) -> dict[str, Any]:
+    """A setting of "longrope" with all that transformers makes of it, for texts up to the original length.
+
+    The factors for longer texts are left out.
+    """
+    rest = {key: value for key, value in setting.items() if key != "long_factor"}
+    original: Any = hf_config.get("original_max_position_embeddings")
+    longest: Any = hf_config.get("max_position_embeddings")
+    if not (is_count(original) and is_count(longest) and original > 1):
+        return rest
+    factor: Any = rest.get("factor", longest / original)
+    if is_number(factor) and factor > 1:
+        rest.setdefault("attention_factor", math.sqrt(1 + math.log(factor) / math.log(original)))
+    return {**rest, "factor": max(1.0, factor) if is_number(factor) else factor, "original_max_position_embeddings": original}
 
 
 def yarn_attention_factor(factor: float, mscales: list[float]) -> float:
@@ -207,4 +228,6 @@ def rope_setting(flat: Fields) -> dict[str, Any]:
         names = ROPE_SCALING_FIELDS[scaling.kind]
         scaled = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
         setting |= {"rope_type": scaling.kind, "factor": scaling.factor, **scaled}
+        if scaling.kind == "longrope":  # transformers asks for both, and takes this one for longer texts than `max_position`
+            setting |= {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.short_factors)}
     return setting

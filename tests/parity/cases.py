@@ -102,7 +102,61 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4", {**GQA, "num_hidden_layers": 4, "sliding_window": 17, "rope_parameters": {**ROPE, **LLAMA3}}),
     "exaone4_full": ("Exaone4", {**GQA, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
 }
-NEW = {**DENSE}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [2.0, 3.0, 5.0, 9.0]}
+NO_MAMBA = {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "shared_intermediate_size": 56, "mamba_n_heads": 12}
+FUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("Phi3", {**GQA, "sliding_window": 17}),
+    "phi3_longrope": ("Phi3", {**GQA, "original_max_position_embeddings": 128, "rope_parameters": {**ROPE, **LONG}}),
+    "phi3_part": ("Phi3", {**GQA, "partial_rotary_factor": 0.75, "tie_word_embeddings": True}),
+    "glm4": ("Glm4", {**GQA_3, "attention_bias": True}),
+    "granite4": ("GraniteMoeHybrid", {**GQA, **MULTIPLIERS, **NO_MAMBA, "position_embedding_type": "rope"}),
+    "granite4_nope": ("GraniteMoeHybrid", {**GQA, **NO_MAMBA}),
+}
+OF_LAYER_NORM: dict[str, tuple[str, dict[str, Any]]] = {
+    "nemotron": ("Nemotron", {**GQA, "attention_bias": True}),
+    "starcoder2": ("Starcoder2", {**GQA, "sliding_window": 17}),
+    "starcoder2_unbiased": ("Starcoder2", {**GQA, "use_bias": False, "tie_word_embeddings": False}),
+    "gpt2": ("GPT2", {"num_attention_heads": 6}),
+    "gpt2_inner": ("GPT2", {"num_attention_heads": 4, "n_inner": 56, "tie_word_embeddings": False}),
+    "gpt_neox": ("GPTNeoX", {"num_attention_heads": 3}),
+    "gpt_neox_in_turn": (
+        "GPTNeoX",
+        {"num_attention_heads": 6, "use_parallel_residual": False, "rotary_pct": 1.0, "attention_bias": False},
+    ),
+    "opt": ("OPT", {"num_attention_heads": 6, "ffn_dim": 56}),
+    "opt_unbiased": ("OPT", {"num_attention_heads": 6, "ffn_dim": 56, "enable_bias": False, "activation_function": "gelu"}),
+}
+MOE = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
+OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("Qwen3Moe", {**GQA_8, **MOE, "num_experts": 8, "norm_topk_prob": True}),
+    "qwen3_moe_dense": (
+        "Qwen3Moe",
+        {**GQA_8, **MOE, "num_experts": 8, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 17},
+    ),
+    "qwen2_moe": ("Qwen2Moe", {**GQA, **MOE, "num_experts": 8, "shared_expert_intermediate_size": 40}),
+    "mixtral": ("Mixtral", {**GQA, "num_local_experts": 4, "sliding_window": 17}),
+    "olmoe": ("Olmoe", {**GQA, "num_experts": 8, "num_experts_per_tok": 3}),
+    "granitemoe": ("GraniteMoe", {**GQA, **MULTIPLIERS, "num_local_experts": 4}),
+    "glm4_moe": ("Glm4Moe", {**GQA_3, **MOE, "n_routed_experts": 8, "n_shared_experts": 2, "use_qk_norm": True}),
+    "glm4_moe_groups": (
+        "Glm4Moe",
+        {
+            **GQA_3,
+            **MOE,
+            "n_routed_experts": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "attention_bias": True,
+        },
+    ),
+    "minimax_m2": ("MiniMaxM2", {**GQA_3, "rotary_dim": 8, "num_local_experts": 8, "num_experts_per_tok": 3}),
+    "ernie_moe": ("Ernie4_5_Moe", {**GQA_3, "moe_intermediate_size": 24, "moe_k": 3, "moe_num_experts": 8}),
+    "hunyuan_moe": ("HunYuanMoEV1", {**GQA_3, "num_experts": 4, "moe_topk": 2}),
+}
+NEW = {**DENSE, **FUSED, **OF_LAYER_NORM, **OF_EXPERTS}
 
 
 def build(name: str, **sizes: Any) -> Any:
@@ -110,15 +164,20 @@ def build(name: str, **sizes: Any) -> Any:
     family, changes = {**CASES, **NEW}[name]
     if family == "Qwen2":
         changes = {key: value for key, value in changes.items() if key != "head_dim"}  # Qwen2 has D / N
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes, **sizes})
+    shape = {**SIZES, **changes, **sizes}
+    if family in ("GPT2", "OPT"):  # they have other keys for these, and would keep them
+        del shape["intermediate_size"]
+    config = getattr(transformers, f"{family}Config")(**shape)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().to(torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for key, parameter in model.named_parameters():
             spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.2
             middle = parameter.mean() if parameter.ndim == 1 else 0.0
             parameter.copy_(middle + spread * torch.randn(parameter.shape, generator=generator))
+            if key.endswith("embed_positions.weight"):
+                parameter[:2] = 0  # the first rows of OPT, which no text reads
         for key, buffer in model.named_buffers():
             if key.endswith("correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from detspec.checkpoint.layout import Layout
+from detspec.checkpoint.layout import Layout, in_layer
 from detspec.config import ModelConfig
 
 HfConfig = dict[str, Any]
@@ -61,6 +61,34 @@ GEMMA_NAMES: TensorNames = {
     "model.layers.{}.pre_feedforward_layernorm.weight": ("layers", "{}", "mlp_norm"),
     "model.layers.{}.post_feedforward_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
     **OUTPUT,
+}
+
+
+MLP_NAMES = [name for name in LAYER_NAMES if ".mlp." in name]
+NORM_BIASES: TensorNames = {
+    "model.layers.{}.input_layernorm.bias": ("layers", "{}", "attn_norm_bias"),
+    "model.layers.{}.post_attention_layernorm.bias": ("layers", "{}", "mlp_norm_bias"),
+    "model.norm.bias": ("final_norm_bias",),
+}
+
+
+def without(table: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Returns `table` but for some of its keys."""
+    return {key: value for key, value in table.items() if key not in keys}
+
+
+def with_biases(prefix: str, leaves: dict[str, str]) -> TensorNames:
+    """Names of weights and biases: `prefix`, then one of these names -> the leaf of a layer."""
+    kinds = (("weight", ""), ("bias", "_bias"))
+    return {
+        f"{prefix}{name}.{kind}": ("layers", "{}", leaf + suffix) for name, leaf in leaves.items() for kind, suffix in kinds
+    }
+
+
+# One tensor holds the rows of the gate, then those of up.
+FUSED_GATE_NAMES: TensorNames = {
+    **without(LLAMA_NAMES, *MLP_NAMES[:2]),
+    "model.layers.{}.mlp.gate_up_proj.weight": in_layer("gate", "up"),
 }
 
 
@@ -190,11 +218,6 @@ NO_PADDING = Rule(frozenset(), lambda hf_config, fields: {}, lambda flat: {"pad_
 def inert(reason: str, keys: str) -> dict[str, str]:
     """Keys that change nothing in a family, for one reason."""
     return dict.fromkeys(keys.split(), reason)
-
-
-def without(table: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Returns `table` but for some of its keys."""
-    return {key: value for key, value in table.items() if key not in keys}
 
 
 def past_max_window_layers(index: int, hf_config: HfConfig) -> bool:

@@ -5,7 +5,9 @@ import dataclasses
 from detspec.checkpoint.families.dense import LLAMA, MISTRAL
 from detspec.checkpoint.families.family import (
     FIXED,
+    FUSED_GATE_NAMES,
     LLAMA_NAMES,
+    MLP_NAMES,
     NO_PADDING,
     NO_SLIDING,
     SIZE_FIELDS,
@@ -17,6 +19,7 @@ from detspec.checkpoint.families.family import (
     inert,
     without,
 )
+from detspec.checkpoint.layout import in_layer
 
 # In tokens ids and names of other tokenizers, which Tencent's configs carry.
 TENCENT_IDS = "eod_token_id pad_id im_start_id im_end_id im_newline_id text_start_id text_end_id mask_init_id org_vocab_size"
@@ -205,4 +208,89 @@ MINISTRAL = dataclasses.replace(
     needs="sliding layers",
     defaults={**MISTRAL.defaults, "num_key_value_heads": 8},
     fixed=without(MISTRAL.fixed, "layer_types"),
+)
+
+
+def read_long(hf_config: HfConfig, fields: Fields) -> Fields:
+    """Phi-3: with "longrope", texts up to the original length have factors of their own, the only ones that are supported."""
+    scaling = fields.get("rope_scaling")
+    return {} if scaling is None else {"max_position": min(fields["max_position"], scaling.original_max_position)}
+
+
+def write_long(flat: Fields) -> HfConfig:
+    """The way back of `read_long`."""
+    scaling = flat["rope_scaling"]
+    return {"original_max_position_embeddings": flat["max_position"] if scaling is None else scaling.original_max_position}
+
+
+PHI3 = dataclasses.replace(
+    MISTRAL,
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    models="Phi-3, Phi-3.5, Phi-4, Phi-4 mini",
+    needs="fused matrices, rotations scaled by frequency (up to the original length), heads rotated in part, sliding window",
+    defaults={
+        **LLAMA.defaults,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "sliding_window": None,
+    },
+    fixed={**without(FIXED, "partial_rotary_factor"), "layer_types": None, "attention_bias": False, "lm_head_bias": False},
+    rules=(Rule(frozenset({"original_max_position_embeddings"}), read_long, write_long), NO_PADDING),
+    inert=inert("settings of Phi-4 mini that its code does not read", "full_attn_mod interpolate_factor"),
+    rope=RopeKeys(share=1.0, kinds=("longrope",)),
+    names={
+        **without(FUSED_GATE_NAMES, *(f"model.layers.{{}}.self_attn.{name}_proj.weight" for name in "qkv")),
+        "model.layers.{}.self_attn.qkv_proj.weight": in_layer("q", "k", "v"),
+    },
+)
+
+
+def read_attention_alone(hf_config: HfConfig, fields: Fields) -> Fields:
+    """Granite 4: layers of Mamba are not supported; `position_embedding_type` says whether the others rotate."""
+    types = hf_config.get("layer_types")
+    if not isinstance(types, list) or len(types) != fields["num_layers"] or not set(types) <= {"attention", "full_attention"}:
+        raise ValueError("layers of Mamba are not supported, only layer_types of attention")
+    kind = hf_config.get("position_embedding_type")
+    return {"position_encoding": "rope" if kind == "rope" else "none"}
+
+
+def write_attention_alone(flat: Fields) -> HfConfig:
+    """The way back of `read_attention_alone`; transformers checks sizes of Mamba, of which there is none."""
+    return {
+        "layer_types": ["full_attention"] * flat["num_layers"],
+        "position_embedding_type": "rope" if flat["position_encoding"] == "rope" else None,
+        "num_local_experts": 0,
+        "mamba_n_heads": 1,
+    }
+
+
+GRANITE4 = dataclasses.replace(
+    GRANITE,
+    model_type="granitemoehybrid",
+    architecture="GraniteMoeHybridForCausalLM",
+    models="Granite 4.0 without Mamba: 350M, 1B, Micro",
+    needs="as Granite 3, fused gates",
+    fields={**without(GRANITE_FIELDS, "intermediate_size"), "shared_intermediate_size": ("d_ff",)},
+    defaults={**GRANITE_DEFAULTS, "shared_intermediate_size": 1024, "num_local_experts": 8},
+    fixed={**FIXED, **without(NO_SLIDING, "layer_types"), "num_local_experts": 0, "normalization_function": "rmsnorm"},
+    rules=(Rule(frozenset({"layer_types", "position_embedding_type"}), read_attention_alone, write_attention_alone),),
+    aliases={"layers_block_type": "layer_types"},
+    inert={
+        **inert(
+            "layers of Mamba, of which there is none",
+            "mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_expand mamba_chunk_size "
+            "mamba_conv_bias mamba_proj_bias time_step_limit time_step_min time_step_max",
+        ),
+        **inert(
+            "experts, of which there is none", "num_experts_per_tok intermediate_size output_router_logits router_aux_loss_coef"
+        ),
+        **inert("training alone", "init_method"),
+    },
+    names={
+        **without(LLAMA_NAMES, *MLP_NAMES),
+        "model.layers.{}.shared_mlp.input_linear.weight": in_layer("gate", "up"),
+        "model.layers.{}.shared_mlp.output_linear.weight": ("layers", "{}", "down"),
+    },
 )

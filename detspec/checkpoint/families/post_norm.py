@@ -3,7 +3,19 @@
 import dataclasses
 
 from detspec.checkpoint.families.dense import LLAMA
-from detspec.checkpoint.families.family import FIXED, GEMMA_NAMES, Fields, HfConfig, RopeKeys, Rule, sliding_pattern
+from detspec.checkpoint.families.family import (
+    FIXED,
+    FUSED_GATE_NAMES,
+    GEMMA_NAMES,
+    NO_PADDING,
+    NO_SLIDING,
+    Fields,
+    HfConfig,
+    RopeKeys,
+    Rule,
+    sliding_pattern,
+    without,
+)
 
 OLMO2 = dataclasses.replace(
     LLAMA,
@@ -62,4 +74,29 @@ EXAONE4 = dataclasses.replace(
     traits={"pre_norms": False, "post_norms": True, "qk_norm": True},
     rules=(Rule(frozenset({"sliding_window", "layer_types"}), read_unrotated_full, lambda flat: {}),),
     names=GEMMA_NAMES,
+)
+GLM4 = dataclasses.replace(
+    LLAMA,
+    model_type="glm4",
+    architecture="Glm4ForCausalLM",
+    models="GLM-4 9B and 32B 0414",
+    needs="norms before and after, half of a head rotated, neighbours, biases of queries, keys and values, fused gates",
+    fields={**LLAMA.fields, "attention_bias": ("qkv_bias",)},
+    defaults={
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1.5625e-7,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 131072,
+        "attention_bias": True,
+    },
+    fixed=without({**FIXED, **NO_SLIDING}, "partial_rotary_factor"),
+    traits={"post_norms": True, "rope_interleaved": True},
+    rules=(NO_PADDING,),
+    rope=RopeKeys(share=0.5),
+    names={
+        **FUSED_GATE_NAMES,
+        "model.layers.{}.post_self_attn_layernorm.weight": ("layers", "{}", "attn_post_norm"),
+        "model.layers.{}.post_mlp_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
+    },
 )
