@@ -42,6 +42,7 @@ def rope_keys(rope: RopeKeys | None) -> set[str]:
 def read_rope(hf_config: HfConfig, rope: RopeKeys, head_dim: Any, problems: list[str]) -> Fields:
     """Rotary bases and scaling, from `rope_theta` and `rope_scaling`, or (transformers 5) from `rope_parameters`."""
     settings = [hf_config[key] for key in ("rope_parameters", "rope_scaling") if hf_config.get(key) is not None]
+    settings = settings or [setting for setting in (rope.default,) if setting is not None]
     if not all(isinstance(setting, dict) for setting in settings):
         problems.append(f"config.json: rope settings {json.dumps(settings)} are not JSON objects")
         return {}

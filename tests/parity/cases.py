@@ -155,6 +155,10 @@ OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("MiniMaxM2", {**GQA_3, "rotary_dim": 8, "num_local_experts": 8, "num_experts_per_tok": 3}),
     "ernie_moe": ("Ernie4_5_Moe", {**GQA_3, "moe_intermediate_size": 24, "moe_k": 3, "moe_num_experts": 8}),
     "hunyuan_moe": ("HunYuanMoEV1", {**GQA_3, "num_experts": 4, "moe_topk": 2}),
+    "gpt_oss": (
+        "GptOss",
+        {**GQA_8, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 9, "swiglu_limit": 0.6},
+    ),
 }
 NEW = {**DENSE, **FUSED, **OF_LAYER_NORM, **OF_EXPERTS}
 

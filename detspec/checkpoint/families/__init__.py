@@ -17,6 +17,7 @@ from detspec.checkpoint.families.experts import (
     QWEN3_MOE,
 )
 from detspec.checkpoint.families.family import Family
+from detspec.checkpoint.families.gpt_oss import GPT_OSS
 from detspec.checkpoint.families.layer_norm import GPT2, GPT_NEOX, NEMOTRON, OPT, STARCODER2
 from detspec.checkpoint.families.llama_like import (
     ARCEE,
@@ -40,5 +41,5 @@ FAMILIES: tuple[Family, ...] = (
     *(GEMMA, SMOLLM3, GRANITE, SEED_OSS, HUNYUAN, ERNIE, HELIUM, ARCEE, MINISTRAL, PHI3, GRANITE4),
     *(OLMO2, OLMO3, EXAONE4, GLM4),
     *(NEMOTRON, STARCODER2, GPT2, GPT_NEOX, OPT),
-    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE, MINIMAX_M2, ERNIE_MOE, HUNYUAN_MOE),
+    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE, MINIMAX_M2, ERNIE_MOE, HUNYUAN_MOE, GPT_OSS),
 )

@@ -104,6 +104,7 @@ class RopeKeys:
     share_key: str = "partial_rotary_factor"
     size_key: str | None = None  # the key for how many places are rotated, where there is one besides
     kinds: tuple[str, ...] = ("linear", "llama3", "yarn")  # rope types besides "default"
+    default: dict[str, Any] | None = None  # the setting where the config has none
     alpha: bool = False  # the type "dynamic" with `alpha` raises the base once and for all (Hunyuan)
 
 
