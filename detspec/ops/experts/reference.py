@@ -28,6 +28,7 @@ def over_experts(linears_f32: Linears, x: jax.Array, ids: jax.Array, weights: Se
     """`experts_f32` by products of all rows with one expert after the other, of which each row keeps those of its own."""
     rows = x.reshape(-1, x.shape[-1])
 
+    @jax.checkpoint  # for derivatives, whose masks of all results would be kept for each expert
     def meet(found: list[jax.Array], expert: tuple[jax.Array, list[Any]]) -> tuple[list[jax.Array], None]:
         products = linears_f32(rows, expert[1])
         mine = (ids == expert[0])[..., None]

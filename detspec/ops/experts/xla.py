@@ -1,4 +1,9 @@
-"""Products with the weights of experts as XLA compiles them, with derivatives: all rows meet one expert after the other."""
+"""Products with the weights of experts as XLA compiles them, with derivatives: all rows meet one expert after the other.
+
+So every row costs the multiply-adds of `E` experts instead of `k`, and memory for one expert's products. `jax.lax.ragged_dot` of
+sorted rows has a kernel on TPUs alone: on a CPU, gradients took 14 times as long with it, and 86 times the memory (512 rows, `E`
+64, `k` 8).
+"""
 
 from collections.abc import Sequence
 
