@@ -65,7 +65,7 @@ def test_bits_of_experts_in_int8_are_those_of_one_product(implementation):
     of_experts = bits(np.asarray(product_with_each(together, each, numerics=numerics)))
     for rows, of_each in ((x, of_experts[:, :40]), (own, of_experts[:, 40:].reshape(8, 40, 2, -1))):
         expected = chosen(of_each, ids)
-        for first, end in ((0, 40), (7, 8), (20, 23)):
+        for first, end in ((0, 40), (7, 8)):
             got = products(rows[first:end], ids[first:end], rounded, rounded, numerics=numerics)
             assert all((bits(y_f32) == expected[first:end]).all() for y_f32 in got)
 
