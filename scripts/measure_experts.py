@@ -2,8 +2,9 @@
 
     JAX_PLATFORMS=cpu python scripts/measure_experts.py --rows 1 2 4 8 16 32 64
 
-Both kinds take turns, in calls of a few layers. Dense layers change from call to call and rows choose experts at random, so
-that weights come from memory and not from a cache. Neighbours on the same machine only ever add time, so minima say most.
+Both kinds take turns, in calls of two layers, so that some calls are not interrupted. Layers change from call to call, and rows
+choose experts at random, so that weights come from memory and not from a cache. Neighbours on the same machine only ever add
+time, so minima say most.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from detspec.ops.linear.int8 import QTensor, quantize
 from detspec.schedule import Numerics
 
 NUMERICS = Numerics(linear="pinned", implementation="cpu")
-LAYERS = 8  # of a call
+LAYERS = 2  # of a call
+KEPT = 8  # layers with experts, in all; dense layers have as many bytes
 
 Layer = tuple[Any, Any, Any]  # weights: gate, up and down
 
@@ -48,8 +50,8 @@ def main() -> int:
     args = parser.parse_args()
     sizes = Sizes(*args.sizes)
     dense_out = sizes.active * sizes.expert_width
-    dense = make_layers(LAYERS * sizes.num_experts // sizes.active, (), dense_out, sizes.width, args.dtype)
-    experts = make_layers(LAYERS, (sizes.num_experts,), sizes.expert_width, sizes.width, args.dtype)
+    dense = make_layers(KEPT * sizes.num_experts // sizes.active, (), dense_out, sizes.width, args.dtype)
+    experts = make_layers(KEPT, (sizes.num_experts,), sizes.expert_width, sizes.width, args.dtype)
     print("rows  bytes  dense_ms  experts_ms  time  time / bytes")
     for rows in args.rows:
         bytes_ratio, dense_ms, experts_ms = measure(sizes, dense, experts, rows, args.rounds)
@@ -111,11 +113,16 @@ def measure(
     for turn in range(rounds + 1):
         ids = rng.random((LAYERS, rows, sizes.num_experts)).argsort(-1)[..., : sizes.active].astype(np.int32)
         ratios.append(np.mean([len(np.unique(of_layer)) for of_layer in ids]) / sizes.active)
-        dense_ms = layer_ms(run_dense, x, dense[turn * LAYERS % len(dense) :][:LAYERS])
-        found_ms.append((dense_ms, layer_ms(run_experts, x, jnp.asarray(ids), experts) / ratios[-1]))
+        dense_ms = layer_ms(run_dense, x, of_turn(dense, turn))
+        found_ms.append((dense_ms, layer_ms(run_experts, x, jnp.asarray(ids), of_turn(experts, turn)) / ratios[-1]))
     least_ms = np.min(found_ms[1:], 0)  # the first round compiles
     ratio = float(np.mean(ratios))
     return ratio, float(least_ms[0]), float(least_ms[1]) * ratio
+
+
+def of_turn(layers: Sequence[Layer], turn: int) -> Sequence[Layer]:
+    """The layers of a call."""
+    return layers[turn * LAYERS % len(layers) :][:LAYERS]
 
 
 def layer_ms(run: Callable[..., jax.Array], *arguments: Any) -> float:
