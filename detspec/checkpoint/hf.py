@@ -68,8 +68,7 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     cfg = build_config(family, hf_config, fields, headers, path)
     shapes = param_shapes(cfg, sharding=sharding)
     check_cuts(shapes)
-    names = fitting_names(family, cfg, shapes, headers)
-    wanted = stored_tensors(names, shapes)
+    names, wanted = fitting_names(family, cfg, shapes, headers)
     head = tied_head(names, shapes)
     tensors: Tensors = dict(headers)
     if format is not None:
@@ -184,11 +183,13 @@ def build_config(
         raise InputError(f"{path}: config.json: {error}") from error
 
 
-def fitting_names(family: Family, cfg: ModelConfig, shapes: Params, tensors: dict[str, Header]) -> TensorNames:
-    """The names of the weights: those of the family's tables that most tensors of the folder are in."""
+def fitting_names(
+    family: Family, cfg: ModelConfig, shapes: Params, tensors: dict[str, Header]
+) -> tuple[TensorNames, dict[str, Stored]]:
+    """The table of names of the family that most tensors of the folder are in, and the tensors that it asks for."""
     names = family.tensor_names(cfg)
-    tables = [names, *(variant(names) for variant in family.variants)]
-    return max(tables, key=lambda table: sum(name in tensors for name in stored_tensors(table, shapes)))
+    tables = [(table, stored_tensors(table, shapes)) for table in (names, *(variant(names) for variant in family.variants))]
+    return max(tables, key=lambda table: sum(name in tensors for name in table[1]))
 
 
 def check_tensors(
@@ -251,12 +252,17 @@ def read_params(folder: Path, wanted: dict[str, Stored], shapes: Params, tensors
     """Reads the weights one by one, each to its sharding in `shapes`; NaN and infinity are problems."""
     params = jax.tree.map(lambda leaf: leaf, shapes)
     made_of: dict[tuple[WeightPath, ...], list[Tensor]] = {}  # paths of weights that are read together -> their tensors
+    alike: dict[
+        tuple[WeightPath, ...], Any
+    ] = {}  # of weights in the same tensors: those that are read together, and their cuts
     for name in sorted(wanted, key=lambda name: (tensors[name].file, tensors[name].begin)):
         layout, paths, part, lengths = wanted[name]
-        cuts = layout.cuts(lengths)
-        for chosen in together(layout, [leaf_at(shapes, path) for path in paths]):
-            tensor = Tensor(name, tensors[name], part, layout, tuple(cuts[i] for i in chosen))
-            made_of.setdefault(tuple(paths[i] for i in chosen), []).append(tensor)
+        if paths not in alike:
+            cuts = layout.cuts(lengths)
+            chosen = together(layout, [leaf_at(shapes, path) for path in paths])
+            alike[paths] = [(tuple(paths[i] for i in each), tuple(cuts[i] for i in each)) for each in chosen]
+        for weights, places in alike[paths]:
+            made_of.setdefault(weights, []).append(Tensor(name, tensors[name], part, layout, places))
     sources = [Source(made, tuple(leaf_at(shapes, path) for path in paths)) for paths, made in made_of.items()]
     with tqdm(total=len(sources), desc=f"loading {folder.name}", unit=" weights", delay=PATIENCE_S, leave=False) as bar:
         for paths, (arrays, infinite) in zip(made_of, read_arrays(folder, sources), strict=True):
