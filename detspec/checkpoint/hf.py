@@ -252,9 +252,8 @@ def read_params(folder: Path, wanted: dict[str, Stored], shapes: Params, tensors
     """Reads the weights one by one, each to its sharding in `shapes`; NaN and infinity are problems."""
     params = jax.tree.map(lambda leaf: leaf, shapes)
     made_of: dict[tuple[WeightPath, ...], list[Tensor]] = {}  # paths of weights that are read together -> their tensors
-    alike: dict[
-        tuple[WeightPath, ...], Any
-    ] = {}  # of weights in the same tensors: those that are read together, and their cuts
+    # Paths of weights in the same tensors -> those that are read together and where they lie, the same in all tensors.
+    alike: dict[tuple[WeightPath, ...], Any] = {}
     for name in sorted(wanted, key=lambda name: (tensors[name].file, tensors[name].begin)):
         layout, paths, part, lengths = wanted[name]
         if paths not in alike:

@@ -70,7 +70,7 @@ def with_own_names(hf_config: HfConfig, family: Family, problems: list[str]) -> 
     named: HfConfig = {}
     for key, value in hf_config.items():
         name = family.aliases.get(key, key)
-        if value is not None and named.get(name, value) != value:
+        if value is not None and named.get(name) is not None and named[name] != value:
             problems.append(f"config.json: {name} and {key} contradict each other: {json.dumps([named[name], value])}")
         named[name] = value if value is not None else named.get(name)
     return named
