@@ -1,0 +1,91 @@
+"""Experts as transformers chooses them: the same numbers and weights in every layer; ties; all rows to one expert."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from cases import OF_EXPERTS, logits, token_rows, write
+from safetensors.torch import load_file, save_file
+from test_families import assert_close, cached_logits
+
+import detspec as ds
+from detspec.model.experts import MixtureOfExperts
+from detspec.model.rows import canonical_ops
+from detspec.schedule import Numerics
+from tests.fakes import RANDOM_CFG
+
+ROUTERS = ("glm4_moe_groups", "ernie_moe", "minimax_m2", "granitemoe", "qwen2_moe", "hunyuan_moe")
+ONE = 2  # the expert that all rows go to
+
+
+def calls_of_experts(model: Any, rows: list[list[int]]) -> list[tuple[np.ndarray, ...]]:
+    """What each layer's experts were called with: rows `[R, D]`, numbers and weights `[R, k]`."""
+    calls: list[tuple[np.ndarray, ...]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, args: calls.append(tuple(arg.detach().numpy().copy() for arg in args)))
+        for module in model.modules()
+        if type(module).__name__.endswith("Experts")
+    ]
+    logits(model, rows)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+@pytest.mark.parametrize("case", ROUTERS)
+def test_router_chooses_and_weighs_as_in_transformers(case, tmp_path):
+    theirs = write(case, tmp_path)
+    model = ds.load(tmp_path)
+    calls = calls_of_experts(theirs, list(token_rows(2)))
+    layers = [i for i, layer in enumerate(model.cfg.layers) if isinstance(layer.ff, MixtureOfExperts)]
+    assert len(calls) == len(layers) > 0
+    ops = canonical_ops(model.cfg, Numerics())
+    for index, (rows, ids, weights) in zip(layers, calls, strict=True):
+        own_ids, own_weights = map(np.asarray, model.cfg.layer(index).ff.route(model.params["layers"][index], rows, ops))
+        order, own_order = ids.argsort(-1), own_ids.argsort(-1)
+        np.testing.assert_array_equal(np.take_along_axis(own_ids, own_order, -1), np.take_along_axis(ids, order, -1))
+        found, expected = np.take_along_axis(own_weights, own_order, -1), np.take_along_axis(weights, order, -1)
+        np.testing.assert_allclose(found, expected, rtol=2e-5)
+        assert len(np.unique(ids)) > 2
+
+
+@pytest.mark.parametrize("changes", [{"score": "softmax"}, {"score": "sigmoid", "correction": True}, {"score": "chosen"}])
+def test_tie_goes_to_the_lower_number(changes):
+    """Experts 1, 3 and 4 have one matrix: equal scores, the largest ones. The last two of them change places: no difference."""
+    experts = MixtureOfExperts(6, 2, 8, renormalised=True, **changes)
+    matrix = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
+    matrix[[3, 4]] = matrix[1]
+    rows = jnp.asarray(3 * matrix[1] + np.random.default_rng(1).standard_normal((5, 16)), jnp.float32)
+    params = {"router": jnp.asarray(matrix), "router_bias": jnp.zeros(6)}
+    ids, weights = experts.route(params, rows, canonical_ops(RANDOM_CFG, Numerics()))
+    assert ids.tolist() == [[1, 3]] * 5
+    np.testing.assert_array_equal(weights[:, 0], weights[:, 1])
+    np.testing.assert_allclose(weights, 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["glm4_moe_groups", "ernie_moe"])
+def test_all_rows_may_go_to_one_expert(case, tmp_path):
+    """Its correction bias is larger than all scores; the last window has rows that are not used."""
+    number = {"num_experts_per_tok": 1, "topk_group": 1} if case == "glm4_moe_groups" else {"moe_k": 1}
+    write(case, tmp_path, **number)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name in (name for name in tensors if "correction" in name):
+        tensors[name] = torch.zeros_like(tensors[name])
+        tensors[name][..., ONE] = 9.0
+    save_file(tensors, path, metadata={"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    rows = list(token_rows(1))
+    assert {int(id) for _, ids, _ in calls_of_experts(theirs, rows) for id in np.unique(ids)} == {ONE}
+    assert_close(cached_logits(ds.load(tmp_path), rows, 32), logits(theirs, rows))
+    jax.clear_caches()
+
+
+def test_every_router_is_among_the_cases():
+    assert set(ROUTERS) <= OF_EXPERTS.keys()
