@@ -8,6 +8,7 @@ from typing import Any
 from detspec.config import ModelConfig, RopeScaling
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
+from detspec.model.experts import MixtureOfExperts
 
 SIZES = ("num_layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "vocab_size", "max_position")
 LLAMA_3: dict[str, Any] = {"rope_theta": 500000.0, "norm_eps": 1e-5}
@@ -20,6 +21,47 @@ GEMMA: dict[str, Any] = {
 GEMMA_2: dict[str, Any] = {**GEMMA, "attn_softcap": 50.0, "logit_softcap": 30.0, "sliding_window": 4096}
 GEMMA_3: dict[str, Any] = {**GEMMA, "qk_norm": True, "rope_theta": 1e6, "sliding_rope_theta": 1e4}
 LONG_GEMMA: dict[str, Any] = {**GEMMA_3, "rope_scaling": RopeScaling("linear", factor=8.0), "sliding_window": 1024}
+
+
+GLM_4: dict[str, Any] = {
+    **dict.fromkeys(("post_norms", "rope_interleaved", "qkv_bias"), True),
+    "norm_eps": 1.5625e-7,
+    "rotary_dim": 64,
+}
+GRANITE_3: dict[str, Any] = {
+    "rope_theta": 1e7,
+    "norm_eps": 1e-5,
+    "tie_embeddings": True,
+    "embed_scale": 12.0,
+    "residual_scale": 0.22,
+    "score_scale": 0.0078125,
+    "logit_divisor": 16.0,
+}
+SMOLLM_3: dict[str, Any] = {
+    "rope_theta": 5e6,
+    "norm_eps": 1e-6,
+    "tie_embeddings": True,
+    "unrotated_layers": (False, False, False, True) * 9,
+}
+WIDE_NORMS: dict[str, Any] = {"qk_norm": True, "qk_norm_of": "width"}
+OLMO_2: dict[str, Any] = {**WIDE_NORMS, "rope_theta": 500000.0, "norm_eps": 1e-6, "pre_norms": False, "post_norms": True}
+LAYER_NORM: dict[str, Any] = {
+    **dict.fromkeys(("norm_bias", "qkv_bias", "o_bias", "mlp_bias"), True),
+    "norm": "layer",
+    "gated": False,
+    "norm_eps": 1e-5,
+}
+GPT_2: dict[str, Any] = {
+    **LAYER_NORM,
+    "activation": "gelu_tanh",
+    "tie_embeddings": True,
+    "learned_positions": True,
+    "position_encoding": "none",
+}
+PYTHIA: dict[str, Any] = {**LAYER_NORM, "activation": "gelu", "parallel": True, "rotary_dim": 32}
+QWEN_EXPERTS = MixtureOfExperts(128, 8, 768, renormalised=True)
+MIXTRAL_EXPERTS = MixtureOfExperts(8, 2, 14336, renormalised=True)
+OLMO_EXPERTS = MixtureOfExperts(64, 8, 1024)
 
 
 def llama3_scaling(factor: float) -> RopeScaling:
@@ -63,6 +105,18 @@ PRESETS = {
     "gemma3_27b": model(
         62, 5376, 32, 16, 128, 21504, 262208, 131072, **LONG_GEMMA, score_dim=168, sliding_layers=sixth_full(62)
     ),
+    "phi4": model(40, 5120, 40, 10, 128, 17920, 100352, 16384, rope_theta=250000.0, norm_eps=1e-5),
+    # GLM-4-9B-0414 and Granite 3.3.
+    "glm4_9b": model(40, 4096, 32, 2, 128, 13696, 151552, 32768, **GLM_4),
+    "granite3_8b": model(40, 4096, 32, 8, 128, 12800, 49159, 131072, **GRANITE_3),
+    "smollm3_3b": model(36, 2048, 16, 4, 128, 11008, 128256, 65536, **SMOLLM_3),
+    "olmo2_7b": model(32, 4096, 32, 32, 128, 11008, 100352, 4096, **OLMO_2),
+    "gpt2": model(12, 768, 12, 12, 64, 3072, 50257, 1024, **GPT_2),
+    "pythia_6_9b": model(32, 4096, 32, 32, 128, 16384, 50432, 2048, **PYTHIA),
+    # Of these, `d_ff` is that of an expert.
+    "qwen3_30b_a3b": model(48, 2048, 32, 4, 128, 768, 151936, 40960, **QWEN, qk_norm=True, experts=QWEN_EXPERTS),
+    "mixtral_8x7b": model(32, 4096, 32, 8, 128, 14336, 32000, 32768, rope_theta=1e6, norm_eps=1e-5, experts=MIXTRAL_EXPERTS),
+    "olmoe_1b_7b": model(16, 2048, 16, 16, 128, 1024, 50304, 4096, **WIDE_NORMS, norm_eps=1e-5, experts=OLMO_EXPERTS),
 }
 
 

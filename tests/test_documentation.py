@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import detspec
+from detspec.checkpoint.families import FAMILIES
 from detspec.cli.commands import parse
+from scripts import models_page
 from scripts.site_pages import check, markdown, reference
 from scripts.site_pages.field_comments import comment_of, comments
 
@@ -35,6 +37,12 @@ def broken_links(page: Path) -> list[str]:
 
 def code_blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_page_of_models_is_that_of_the_families():
+    assert models_page.PAGE.read_text(encoding="utf-8") == models_page.page(), "run scripts/models_page.py"
+    cases = models_page.cases_by_class()
+    assert all(family.models and models_page.cases_of(family, cases) for family in FAMILIES)
 
 
 def test_links_of_every_page_lead_somewhere():

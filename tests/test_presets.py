@@ -31,6 +31,15 @@ PUBLISHED = {
     "qwen3_8b": 8_190_735_360,
     "gemma2_2b": 2_614_341_888,
     "gemma3_1b": 999_885_952,
+    "phi4": 14_659_507_200,
+    "glm4_9b": 9_400_279_040,
+    "smollm3_3b": 3_075_098_624,
+    "olmo2_7b": 7_298_617_344,
+    "gpt2": 124_439_808,
+    "pythia_6_9b": 6_857_302_016,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "mixtral_8x7b": 46_702_792_704,
+    "olmoe_1b_7b": 6_919_161_856,
 }
 
 
@@ -55,10 +64,20 @@ def test_preset_is_what_some_hugging_face_config_says(name: str):
         "qwen3": "qwen3",
         "gemma2": "gemma2",
         "gemma3": "gemma3_text",
+        "glm4": "glm4",
+        "smollm3": "smollm3",
+        "granite3": "granite",
+        "olmo2": "olmo2",
+        "gpt2": "gpt2",
+        "pythia": "gpt_neox",
+        "mixtral": "mixtral",
+        "olmoe": "olmoe",
+        "qwen3_30b_a3b": "qwen3_moe",
     }
-    assert family.model_type == expected.get(name.split("_")[0].replace("llama3", "llama"), "llama")
+    short = name.split("_")[0].replace("llama3", "llama")
+    assert family.model_type == expected.get(name, expected.get(short, "llama"))
 
 
 def test_preset_unknown_name_is_refused_naming_those_known():
-    with pytest.raises(InputError, match=r"'huge'; accepted are gemma2_2b, .*, random_100m, tiny_python"):
+    with pytest.raises(InputError, match=r"'huge'; accepted are gemma2_2b, .*, random_100m, .*, tiny_python"):
         preset("huge")

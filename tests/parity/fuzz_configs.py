@@ -161,7 +161,7 @@ class Folder:
         assert self.outcome(self.config) == "the same logits", case
 
     def outcome(self, config: Config) -> str:
-        """What becomes of the folder with this config; one of `OUTCOMES`."""
+        """Loads the folder with this config, here and in transformers, and returns one of `OUTCOMES`."""
         (self.path / "config.json").write_text(json.dumps(config))
         try:
             cfg, params = load_hf(self.path)

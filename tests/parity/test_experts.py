@@ -23,7 +23,7 @@ ONE = 2  # the expert that all rows go to
 
 
 def calls_of_experts(model: Any, rows: list[list[int]]) -> list[tuple[np.ndarray, ...]]:
-    """What each layer's experts were called with: rows `[R, D]`, numbers and weights `[R, k]`."""
+    """Records the calls of each layer's experts: rows `[R, D]`, numbers and weights `[R, k]`."""
     calls: list[tuple[np.ndarray, ...]] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, args: calls.append(tuple(arg.detach().numpy().copy() for arg in args)))
@@ -69,7 +69,7 @@ def test_tie_goes_to_the_lower_number(changes):
 
 @pytest.mark.parametrize("case", ["glm4_moe_groups", "ernie_moe"])
 def test_all_rows_may_go_to_one_expert(case, tmp_path):
-    """Its correction bias is larger than all scores; the last window has rows that are not used."""
+    """The correction bias of the expert is larger than all scores; the last window has rows that are not used."""
     number = {"num_experts_per_tok": 1, "topk_group": 1} if case == "glm4_moe_groups" else {"moe_k": 1}
     write(case, tmp_path, **number)
     path = tmp_path / "model.safetensors"
