@@ -118,6 +118,8 @@ class Rope:
             raise InputError(f"Rope.size must be a positive even integer or None, got {self.size!r}")
         if self.scaling is not None and not isinstance(self.scaling, RopeScaling):
             raise InputError(f"Rope.scaling must be a RopeScaling or None, got {self.scaling!r}")
+        if self.scaling is not None and self.scaling.kind == "yarn" and not self.theta > 1:
+            raise InputError(f"Rope.theta must be more than 1 with 'yarn', got {self.theta!r}")
 
 
 @dataclasses.dataclass(frozen=True)

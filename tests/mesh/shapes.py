@@ -13,7 +13,7 @@ from detspec.model.mlp import ACTIVATION_FNS
 from detspec.ops import collectives
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
-from tests.fakes import FAMILY_CFGS, RANDOM_CFG
+from tests.fakes import FAMILY_CFGS, LAYER_CFGS, RANDOM_CFG
 
 SIZES = {"vocab_size": 520, "num_heads": 8, "num_kv_heads": 2}  # 520 / 8 fills no vector, so loops have remainders
 CFG = with_fields(RANDOM_CFG, **SIZES)
@@ -21,6 +21,7 @@ FAMILIES = {
     **{name: with_fields(cfg, **SIZES) for name, cfg in FAMILY_CFGS.items()},
     "alibi": with_fields(CFG, position_encoding="alibi", dtype="float32"),
 }
+KINDS = {name: with_fields(cfg, **SIZES, dtype="float32") for name, cfg in LAYER_CFGS.items()}
 FAMILIES["mistral"] = with_fields(FAMILIES["mistral"], num_kv_heads=1)
 THINKER_CFG = with_fields(CFG, num_layers=3, thinking=ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=5, end_id=0))
 PINNED = Schedule(Numerics(page=16, implementation="cpu", linear="pinned", cache_dtype="bfloat16"), Budget(16, 4))

@@ -13,7 +13,10 @@ from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.model.mlp import GatedMLP
 from tests.mesh.conftest import model_on
-from tests.mesh.shapes import CFG, FAMILIES, THINKER_CFG, Facts, job, mlp_added_across_chips, plain_job, schedule_for
+from tests.mesh.shapes import CFG, FAMILIES, KINDS, THINKER_CFG, Facts, job, mlp_added_across_chips, plain_job, schedule_for
+
+# Kinds of layers with values that are gathered, or cut, otherwise than those of Llama.
+GATHERED = ("post norms, width norms", "part rotated", "parallel", "learned positions", "shared experts")
 
 
 @pytest.mark.optimised
@@ -22,6 +25,13 @@ def test_canonical_passes_of_every_family_have_the_bits_of_one_chip(name):
     cfg = FAMILIES[name]
     config = EngineConfig(max_requests=3, max_len=64, schedule=schedule_for(cfg), compile_cache=False)
     assert certify_mesh(Device(model_on(cfg, 4), config)) == ""
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in GATHERED else pytest.mark.sweep) for name in KINDS])
+def test_canonical_passes_of_every_kind_of_layer_have_the_bits_of_one_chip(name):
+    config = EngineConfig(max_requests=3, max_len=64, schedule=schedule_for(KINDS[name]), compile_cache=False)
+    assert certify_mesh(Device(model_on(KINDS[name], 2), config)) == ""
 
 
 @pytest.mark.optimised

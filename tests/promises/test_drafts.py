@@ -25,7 +25,7 @@ from detspec.model.params import init_params
 from detspec.ops.attention import reference
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
-from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request, bits, random_model, recorded
+from tests.fakes import ALIBI_CFG, FAMILY_CFGS, LAYER_CFGS, Request, bits, random_model, recorded
 from tests.generation.one_at_a_time import (
     FIXED,
     MAX_NEW,
@@ -106,6 +106,8 @@ def check_theorem(data: st.DataObject, shape: Shape, source: str, seen: Counter)
 
 # Only these three have the rotary scaling of Llama 3, one KV head under a sliding window, and a bias of o.
 SWEPT = ("llama", "mistral", "qwen3")
+# Kinds of layers whose mixer or feed-forward part is another one; the others change values alone.
+TRIED = ("post norms, width norms", "parallel", "learned positions", "shared experts")
 
 
 def check_examples(shape: Shape, source: str, max_examples: int) -> None:
@@ -137,6 +139,14 @@ def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
     """Sliding windows, soft caps, biases, norms of heads, rotary scalings, linear biases: the texts run past all lengths."""
     cfg = {**FAMILY_CFGS, "alibi": ALIBI_CFG}[family]
     check_examples(FEW._replace(cfg=cfg), "recorded", max_examples=6)
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=pytest.mark.slow if name in TRIED else pytest.mark.sweep) for name in LAYER_CFGS]
+)
+def test_committed_bits_of_every_kind_of_layer_equal_one_token_at_a_time(kind):
+    check_examples(FEW._replace(cfg=LAYER_CFGS[kind]), "recorded", max_examples=6)
 
 
 @pytest.mark.optimised
