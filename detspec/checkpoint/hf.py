@@ -36,7 +36,7 @@ from detspec.checkpoint.quantized import Format, Quantized, gather_quantized
 from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
 from detspec.checkpoint.tensors import Stored, WeightPath, leaf_at, named_tensors, stored_tensors, tied_head
 from detspec.checkpoint.which_family import find_family, find_wrapper
-from detspec.config import ModelConfig
+from detspec.config import ModelConfig, is_count
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
 from detspec.model.params import Params, param_shapes
@@ -63,7 +63,8 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     headers = read_headers(path, problems)
     problems.raise_if_any()
     assert family is not None
-    left_out = {name: header for name, header in headers.items() if family.is_of_tower(name)}
+    beyond = layers_beyond(family, hf_config, fields["num_layers"])
+    left_out = {name: header for name, header in headers.items() if family.is_of_tower(name) or name.startswith(beyond)}
     headers = {name: header for name, header in headers.items() if name not in left_out}
     cfg = build_config(family, hf_config, fields, headers, path)
     shapes = param_shapes(cfg, sharding=sharding)
@@ -219,10 +220,17 @@ def check_tensors(
             problems.append(f"{tensor} is not part of the model that the config describes")
 
 
+def layers_beyond(family: Family, hf_config: HfConfig, num_layers: Any) -> tuple[str, ...]:
+    """How names of tensors begin that belong to layers after the last one, which predict further tokens."""
+    count: Any = hf_config.get(family.predicted or "")
+    return tuple(f"model.layers.{num_layers + i}." for i in range(count)) if is_count(count) and is_count(num_layers) else ()
+
+
 def say_left_out(folder: Path, tensors: dict[str, Header]) -> None:
-    """Says which parts of the folder are no text, and how large they are, if there are any."""
+    """Says which parts of the folder are no text, or predict further tokens, and how large they are, if there are any."""
     if tensors:
-        towers = sorted({name.removeprefix("model.").split(".")[0] for name in tensors})
+        parts = (name.removeprefix("model.").split(".") for name in tensors)
+        towers = sorted({" ".join(part[:2]) if part[0] == "layers" else part[0] for part in parts})
         size = sum(header.size for header in tensors.values()) / 1e9
         say(f"{folder}: the text part is read, {' and '.join(towers)} are left out ({len(tensors)} tensors, {size:.2f} GB)")
 

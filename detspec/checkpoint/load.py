@@ -18,7 +18,7 @@ from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.mesh import make_mesh, param_shardings
-from detspec.model.params import Params, quantized
+from detspec.model.params import Params, param_shapes, quantized
 from detspec.read_json import read_json_object
 from detspec.say import say
 
@@ -185,13 +185,13 @@ def cast_params(cfg: ModelConfig, params: Params, dtype: str) -> tuple[ModelConf
         return cfg, params
     cfg = dataclasses.replace(cfg, dtype=dtype)
 
-    def cast(path: tuple[jax.tree_util.KeyEntry, ...], leaf: jax.Array) -> jax.Array:
-        smaller = leaf.astype(cfg.jax_dtype)
+    def cast(path: tuple[jax.tree_util.KeyEntry, ...], leaf: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        smaller = leaf.astype(like.dtype)
         if not bool(jnp.isfinite(smaller).all()):
             raise InputError(f"weights {jax.tree_util.keystr(path)} hold numbers too large for {dtype}")
         return smaller
 
-    return cfg, jax.tree.map_with_path(cast, params)
+    return cfg, jax.tree.map_with_path(cast, params, param_shapes(cfg))
 
 
 def say_loading(path: str | Path | None, *, what: str = "model") -> None:

@@ -34,7 +34,7 @@ class MixtureOfExperts:
             over the chosen ones.
         renormalised: weights of the chosen ones are divided by their sum.
         scale: weights are multiplied by it.
-        correction: the router has a bias for each expert, which is added where it chooses, not where it weighs.
+        correction: the router has a bias for each expert, float32, which is added where it chooses, not where it weighs.
         groups: experts are chosen from the best of so many groups of neighbours, those with the largest sums of two scores.
         active_groups: how many groups a row may choose from.
         shared_d_ff: inner width of an MLP that every row takes besides; 0 for none.
@@ -94,11 +94,11 @@ class MixtureOfExperts:
             "experts_down": weight("E D F", sizes, residual, taken),
         }
         if self.correction:
-            declared["router_bias"] = weight("B", {"B": self.num}, zeros)
+            declared["router_bias"] = weight("B", {"B": self.num}, zeros, is_exact=True)
         if self.bias:
             axes = {"gate": "E F", "up": "E F", "down": "E D"}
             declared |= {f"experts_{name}_bias": weight(axis, sizes, zeros, taken) for name, axis in axes.items()}
-            declared["router_logit_bias"] = weight("B", {"B": self.num}, zeros)
+            declared["router_logit_bias"] = weight("B", {"B": self.num}, zeros, is_exact=True)
         if self.shared is not None:
             declared |= {f"shared_{name}": leaf for name, leaf in self.shared.weights(cfg).items()}
         if self.shared_gate:
@@ -123,7 +123,7 @@ class MixtureOfExperts:
         scores_f32 = {"softmax": softmax, "sigmoid": _sigmoid, "chosen": _as_they_are}[self.score](logits_f32, ops)
         preferred_f32 = scores_f32
         if self.correction:
-            preferred_f32 = scores_f32 + params["router_bias"].astype(jnp.float32)[None, :]
+            preferred_f32 = scores_f32 + params["router_bias"][None, :]
         _, ids = jax.lax.top_k(self._of_best_groups(preferred_f32), self.active)
         chosen_f32 = jnp.take_along_axis(scores_f32, ids, axis=-1)
         if self.score == "chosen":

@@ -31,7 +31,7 @@ def param_shapes(cfg: ModelConfig, *, sharding: Any = None) -> Params:
     def shaped(leaf: Weight, place: Any) -> Any:
         shape = leaf.shape
         if cfg.weights is None or not leaf.is_matrix:
-            return jax.ShapeDtypeStruct(shape, cfg.jax_dtype, sharding=place)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype(cfg), sharding=place)
         values = jax.ShapeDtypeStruct(shape, jnp.int8, sharding=place)
         return QTensor(values, jax.ShapeDtypeStruct(shape[:-1], jnp.float32, sharding=place))  # type: ignore[arg-type]
 
@@ -51,7 +51,7 @@ def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
         return with_thinking(backbone, init_params(backbone, key), cfg.thinking)[1]
     leaves, treedef = jax.tree.flatten(weights(cfg))
     keys = jax.random.split(key, len(leaves))
-    arrays = [leaf.init(k, leaf.shape, cfg).astype(cfg.jax_dtype) for leaf, k in zip(leaves, keys, strict=True)]
+    arrays = [leaf.init(k, leaf.shape, cfg).astype(leaf.dtype(cfg)) for leaf, k in zip(leaves, keys, strict=True)]
     return jax.tree.unflatten(treedef, arrays)
 
 
@@ -130,8 +130,10 @@ def active_params(cfg: ModelConfig, *, rows: int = 1) -> int:
 
 def active_bytes(cfg: ModelConfig, *, rows: int = 1) -> int:
     """Bytes of the `active_params` of a pass over `rows` tokens, scales of rounded ones left out."""
-    rounded = {True: 1, False: cfg.jax_dtype.itemsize}
-    return sum(leaf.active_size(rows) * rounded[cfg.weights is not None and leaf.is_matrix] for leaf in _active(cfg))
+    return sum(
+        leaf.active_size(rows) * (1 if cfg.weights is not None and leaf.is_matrix else leaf.dtype(cfg).itemsize)
+        for leaf in _active(cfg)
+    )
 
 
 def _active(cfg: ModelConfig) -> list[Weight]:

@@ -62,6 +62,7 @@ class Weight:
         init: makes the first values.
         experts: how long the first axis is, and how much of it one token takes; None without experts.
         looked_up: a table of rows for tokens; others with two axes are matrices to multiply with.
+        is_exact: float32 whatever the dtype of the model.
     """
 
     axes: tuple[str, ...]
@@ -69,6 +70,11 @@ class Weight:
     init: InitFn = normal
     experts: Experts | None = None
     looked_up: bool = False
+    is_exact: bool = False
+
+    def dtype(self, cfg: ModelConfig) -> jnp.dtype:
+        """The dtype in a model of `cfg` whose matrices are not rounded."""
+        return jnp.dtype(jnp.float32) if self.is_exact else cfg.jax_dtype
 
     @property
     def is_matrix(self) -> bool:
@@ -91,9 +97,7 @@ class Weight:
         return size if self.experts is None else size * min(self.experts.num, rows * self.experts.active) // self.experts.num
 
 
-def weight(
-    axes: str, sizes: Mapping[str, int], init: InitFn = normal, experts: Experts | None = None, *, looked_up: bool = False
-) -> Weight:
+def weight(axes: str, sizes: Mapping[str, int], init: InitFn = normal, experts: Experts | None = None, **kept: bool) -> Weight:
     """A weight whose axes are named in one string: `weight("D NH", sizes, residual)` is `[D, N*H]`.
 
     Args:
@@ -101,7 +105,7 @@ def weight(
         sizes: how long each letter is.
         init: makes the first values.
         experts: gives the length of "E".
-        looked_up: see `Weight`.
+        kept: `looked_up` and `is_exact`, see `Weight`.
 
     Raises `InputError` if a letter has no size, or "E" and `experts` are not given together.
     """
@@ -113,7 +117,7 @@ def weight(
             f"the axes of a weight are named in letters that have a size ({' '.join(sizes)}), after an E where it holds "
             f"experts, got {axes!r} and experts={experts}"
         )
-    return Weight(named, tuple(tuple(sizes[letter] for letter in axis) for axis in named), init, experts, looked_up)
+    return Weight(named, tuple(tuple(sizes[letter] for letter in axis) for axis in named), init, experts, **kept)
 
 
 def norm_weight(cfg: ModelConfig, axes: str = "D", **sizes: int) -> Weight:

@@ -17,10 +17,11 @@ from detspec.checkpoint.tensors import named_tensors, stored_tensors
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.attention import Attention
+from detspec.model.dense import with_fields
 from detspec.model.params import Params, active_params, check_params, init_params, num_params, param_shapes
 from detspec.model.rows import RowOps
 from detspec.model.weights import Experts, Weights, weight
-from tests.fakes import ALIBI_CFG, FAMILY_CFGS, RANDOM_CFG
+from tests.fakes import ALIBI_CFG, FAMILY_CFGS, LAYER_CFGS, RANDOM_CFG
 
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=3)
 
@@ -207,3 +208,10 @@ def test_axis_of_two_letters_is_as_long_as_their_product():
     sizes = {"N": 4, "K": 2, "H": 16, "D": 64}
     assert weight("NH D", sizes).shape == (4 * 16, 64)
     assert weight("KH", sizes).shape == (2 * 16,)
+
+
+def test_bias_that_corrects_a_router_is_float32_in_every_model():
+    cfg = with_fields(LAYER_CFGS["shared experts"], dtype="bfloat16")
+    dtypes = {name: leaf.dtype.name for name, leaf in param_shapes(cfg)["layers"][0].items()}
+    assert dtypes.pop("router_bias") == "float32"
+    assert set(dtypes.values()) == {"bfloat16"}

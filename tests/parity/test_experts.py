@@ -10,12 +10,13 @@ import torch
 import transformers
 from cases import OF_EXPERTS, logits, token_rows, write
 from safetensors.torch import load_file, save_file
-from test_families import assert_close, cached_logits
+from test_families import assert_close, cached_logits, sequences_of
 
 import detspec as ds
 from detspec.model.experts import MixtureOfExperts
 from detspec.model.rows import canonical_ops
 from detspec.schedule import Numerics
+from tests.checkpoint.test_hf import edit_config
 from tests.fakes import RANDOM_CFG
 
 ROUTERS = ("glm4_moe_groups", "ernie_moe", "minimax_m2", "granitemoe", "qwen2_moe", "hunyuan_moe")
@@ -89,3 +90,19 @@ def test_all_rows_may_go_to_one_expert(case, tmp_path):
 
 def test_every_router_is_among_the_cases():
     assert set(ROUTERS) <= OF_EXPERTS.keys()
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path, capsys):
+    """GLM-4.5 has one after its last layer."""
+    theirs = write("glm4_moe", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    last = {"model.layers.3.eh_proj.weight": torch.ones(3, 4), "model.layers.3.mlp.up_proj.weight": torch.ones(5, 4)}
+    save_file({**tensors, **last}, path, metadata={"format": "pt"})
+    model = ds.load(tmp_path)
+    rows = list(token_rows(1))
+    assert_close(np.asarray(sequences_of(model.params, model.cfg, jnp.asarray(rows))[0]), logits(theirs, rows))
+    assert "layers 3 are left out" in capsys.readouterr().err
+    edit_config(tmp_path, num_nextn_predict_layers=0)
+    with pytest.raises(ds.InputError, match=r"tensor model\.layers\.3\..* is not part of the model"):
+        ds.load(tmp_path)

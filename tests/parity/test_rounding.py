@@ -1,7 +1,6 @@
 """Models in bfloat16, whose logits are as far from those in float32 as transformers' are; and greedy texts of an engine."""
 
 import copy
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from cases import logits as logits_of
 from test_families import sequences_of
 
 import detspec as ds
+from detspec.checkpoint.load import cast_params
 
 # One of each kind of layer.
 KINDS = ("olmo2", "granite", "hunyuan_alpha", "glm4", "phi3_longrope", "nemotron", "gpt2", "gpt_neox")
@@ -26,8 +26,8 @@ def test_bfloat16_is_no_further_from_float32_than_transformers(case, tmp_path):
     model = ds.load(tmp_path)
     rows = list(token_rows(4))
     exact = logits_of(theirs, rows)
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
-    ours = sequences_of(params, dataclasses.replace(model.cfg, dtype="bfloat16"), jnp.asarray(rows))[0]
+    cfg, params = cast_params(model.cfg, model.params, "bfloat16")
+    ours = sequences_of(params, cfg, jnp.asarray(rows))[0]
     with torch.no_grad():
         rounded = copy.deepcopy(theirs).to(torch.bfloat16)(torch.tensor(rows), use_cache=False).logits.float().numpy()
     found, expected = (float(np.sqrt(np.mean((np.asarray(other, np.float32) - exact) ** 2))) for other in (ours, rounded))

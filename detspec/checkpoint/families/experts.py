@@ -265,6 +265,7 @@ GLM4_MOE = dataclasses.replace(
     ),
     aliases={"num_local_experts": "n_routed_experts"},
     inert={**ROUTER_TRAINING, **PREDICTION},
+    predicted="num_nextn_predict_layers",
     rope=RopeKeys(share=0.5),
     names={
         **LLAMA_NAMES,
@@ -363,6 +364,7 @@ ERNIE_MOE = dataclasses.replace(
         dense_rule({"moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"}, is_dense_ernie, write_ernie),
     ),
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    towers=r"model\.mtp_.+",
     inert={**ROUTER_TRAINING, **PREDICTION, **inert("training alone: how many tokens an expert takes", "moe_capacity")},
     names={
         **LLAMA_NAMES,

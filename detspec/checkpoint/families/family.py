@@ -147,6 +147,7 @@ class Family:
     variants: tuple[Callable[[TensorNames], TensorNames], ...] = ()
     buffers: str = BUFFERS  # tensors that are passed over, as a regular expression
     towers: str = ""  # those of parts that are no text, likewise
+    predicted: str | None = None  # the key for how many layers after the last one predict further tokens, and are left out
 
     def tensor_names(self, cfg: ModelConfig) -> TensorNames:
         """The tensors of `cfg` as transformers writes them."""
