@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 import pytest
@@ -24,3 +25,14 @@ def simulated_programs_are_compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thread_map, "_run_jaxpr", run_jaxpr)
         yield
+
+
+@contextmanager
+def memory_of_nan() -> Iterator[None]:
+    """Runs GPU kernels from memory full of nan, and fails if the last of them raced: jax 0.12 then gives no answer."""
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as simulator
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams, force_gpu_interpret_mode
+
+    with force_gpu_interpret_mode(InterpretGPUParams(detect_races=True, uninitialized_memory="nan")):
+        yield
+    assert not simulator.get_races().races_found

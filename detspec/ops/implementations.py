@@ -77,13 +77,14 @@ def _pallas_tpu(numerics: Numerics) -> Operations:
 
 def _pallas_gpu(numerics: Numerics) -> Operations:
     from detspec.ops.attention import pallas_gpu as attention
+    from detspec.ops.experts import pallas_gpu as experts
     from detspec.ops.linear import pallas_gpu as linear
 
     interpret = numerics.interpret
     return Operations(
         attention.paged_attention,
         lambda x, weights, used: linear.linears_f32(x, weights, interpret=interpret),
-        _lacking("pallas_gpu"),
+        partial(experts.experts_f32, interpret=interpret),
     )
 
 

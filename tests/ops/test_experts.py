@@ -9,6 +9,7 @@ from detspec.ops.experts.api import experts_fn
 from detspec.ops.linear.int8 import QTensor, quantize
 from detspec.schedule import Numerics
 from tests.fakes import bits
+from tests.gpu_simulator import memory_of_nan, simulated_programs_are_compiled_once  # noqa: F401
 from tests.ops.experts_contract import (
     ExpertsContract,
     PinnedExpertsContract,
@@ -52,6 +53,19 @@ class TestCpu(PinnedExpertsContract):
             got = np.asarray(products_of_used(rows, ids, used, weight, numerics=self.numerics))
             assert (got[4] == 0).all()
             assert (got[used] != 0).all()
+
+
+@pytest.mark.kernels
+class TestPallasGpu(PinnedExpertsContract):
+    """In the simulator, from memory full of nan: parts of unequal length, outputs that fill no swizzle, several tiles."""
+
+    numerics = Numerics(linear="pinned", implementation="pallas_gpu", interpret=True)
+    cases = ((Size(8, 2, 328, 80), "float16"), (Size(6, 2, 320, 144), "bfloat16"))
+    spans = ((0, 1), (3, 67))
+
+    def run(self, x: np.ndarray, ids: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
+        with memory_of_nan():
+            return super().run(x, ids, *weights)
 
 
 @pytest.mark.programs(20)

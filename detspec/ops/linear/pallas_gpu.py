@@ -63,11 +63,11 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool =
     tiles = min(-(-R // TILE_ROWS), MAX_TILES)
     block_rows = tiles * TILE_ROWS
     row_blocks = -(-R // block_rows)
-    padded_rows = _up_to(R, COPY_ROWS) if tiles == 1 else row_blocks * block_rows
-    padded_in = max(_up_to(num_in, BLOCK_IN), LEAST)
+    padded_rows = up_to(R, COPY_ROWS) if tiles == 1 else row_blocks * block_rows
+    padded_in = max(up_to(num_in, BLOCK_IN), LEAST)
     x = jnp.pad(x, ((0, padded_rows - R), (0, padded_in - num_in)))
-    padded = [_padded(weight, padded_in) for weight in weights]
-    sizes = [weight.shape[0] for weight in padded]
+    whole = [padded(weight, padded_in) for weight in weights]
+    sizes = [weight.shape[0] for weight in whole]
     columns = COLUMNS // 2 if any(size % COLUMNS for size in sizes) else COLUMNS
     blocks = sum(-(-size // BLOCK_OUT) for size in sizes)
     num_steps = padded_in // BLOCK_IN
@@ -78,24 +78,33 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool =
         partial(_multiply, steps=steps, is_cut=is_cut, interpret=interpret),
         out_type=jax.ShapeDtypeStruct((parts if is_cut else 1, padded_rows, sum(sizes)), jnp.float32),
         scratch_types=[
-            plgpu.SMEM((STAGES[tiles], block_rows, BLOCK_IN), x.dtype, transforms=_swizzle(BLOCK_IN, 2)),
-            plgpu.SMEM((STAGES[tiles], BLOCK_OUT, BLOCK_IN), x.dtype, transforms=_swizzle(BLOCK_IN, 2)),
-            plgpu.SMEM((block_rows, BLOCK_OUT), jnp.float32, transforms=_swizzle(columns, 4)),
+            plgpu.SMEM((STAGES[tiles], block_rows, BLOCK_IN), x.dtype, transforms=swizzle(BLOCK_IN, 2)),
+            plgpu.SMEM((STAGES[tiles], BLOCK_OUT, BLOCK_IN), x.dtype, transforms=swizzle(BLOCK_IN, 2)),
+            plgpu.SMEM((block_rows, BLOCK_OUT), jnp.float32, transforms=swizzle(columns, 4)),
             plgpu.Barrier(num_arrivals=2, num_barriers=STAGES[tiles]),
             plgpu.Barrier(num_arrivals=tiles, num_barriers=STAGES[tiles]),
         ],
-        grid=(min((parts if is_cut else 1) * blocks * row_blocks, _processors()),),
+        grid=(min((parts if is_cut else 1) * blocks * row_blocks, processors()),),
         grid_names=("thread_block",),
         num_threads=tiles + 1,
         thread_name="warpgroup",
         kernel_name="pinned_linear",
         interpret=simulator() if interpret else None,
-    )(x, *padded)
+    )(x, *whole)
     total_f32 = y[0]
     for part_f32 in y[1:]:
         total_f32 = total_f32 + part_f32
     starts = accumulate(sizes, initial=0)
     return [total_f32[:R, start : start + weight.shape[0]] for start, weight in zip(starts, weights, strict=False)]
+
+
+class Ring(NamedTuple):
+    """Buffers of shared memory that the fetching warpgroup fills in turn, with a barrier for each that is full or free."""
+
+    x: Any  # [stages, rows, BLOCK_IN]
+    weights: Any  # [stages, BLOCK_OUT, BLOCK_IN]
+    arrived: Any
+    free: Any
 
 
 class Item(NamedTuple):
@@ -127,23 +136,11 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
 
     def item_of(index: jax.Array) -> Item:
         """Item number `index` of this thread block; blocks of rows that share a weight come at the same time."""
-        rest, row_block = _divmod(thread_block + index * thread_blocks, row_blocks)
-        part, out_block = _divmod(rest, blocks)
+        rest, row_block = divided(thread_block + index * thread_blocks, row_blocks)
+        part, out_block = divided(rest, blocks)
         return Item(
             part, out_block, row_block, part * steps, jnp.minimum((part + 1) * steps, num_steps) if is_cut else num_steps
         )
-
-    def of_each_weight(out_block: jax.Array, run: Callable[[Any, jax.Array, jax.Array], None]) -> None:
-        """Calls `run(weight, first output, its place in y)` for the weight that a block of outputs belongs to."""
-        first_block = first_column = 0
-        for weight in weights:
-            size = weight.shape[0]
-            end_block = first_block + -(-size // BLOCK_OUT)
-            first_out = jnp.minimum((out_block - first_block) * BLOCK_OUT, size - BLOCK_OUT)
-            is_own = (out_block >= first_block) & (out_block < end_block)
-            pl.when(is_own)(partial(run, weight, first_out, first_column + first_out))
-            first_block = end_block
-            first_column += size
 
     def fetch_item(index: jax.Array, position: jax.Array) -> jax.Array:
         """Fetches an item, whose first blocks take the place `position` in the ring; returns the place after its last ones."""
@@ -165,46 +162,19 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
 
             jax.lax.fori_loop(item.first, item.last, fetch, None)
 
-        of_each_weight(item.out_block, fetch_all)
+        of_each_weight(weights, item.out_block, fetch_all)
         return position + item.last - item.first
-
-    def part_f32(position: jax.Array, num: jax.Array) -> jax.Array:
-        """The products of `num` blocks of inputs, one after the other, from a place in the ring on: [TILE_ROWS, BLOCK_OUT]."""
-
-        def add_all(acc: Any) -> jax.Array:
-            def add(place: jax.Array, sum_f32: Any) -> Any:
-                slot = jax.lax.rem(place, stages)
-                plgpu.barrier_wait(arrived.at[slot])
-                if interpret:
-                    sum_f32 += _product_f32(x_ring.at[slot, tile_rows], weight_ring.at[slot])
-                else:
-                    plgpu.wgmma(acc, x_ring.at[slot, tile_rows], weight_ring.at[slot].T)
-                    plgpu.wgmma_wait(1)
-
-                @pl.when(place > position)
-                def release() -> None:  # what the last product read; it is done
-                    plgpu.barrier_arrive(free.at[jax.lax.rem(place - 1, stages)])
-
-                return sum_f32
-
-            zeros = jnp.zeros((TILE_ROWS, BLOCK_OUT), jnp.float32) if interpret else None
-            sum_f32 = jax.lax.fori_loop(position, position + num, add, zeros)
-            sum_f32 = sum_f32 if interpret else acc[...]
-            plgpu.barrier_arrive(free.at[jax.lax.rem(position + num - 1, stages)])
-            return sum_f32
-
-        return pl.run_scoped(add_all, plgpu.WGMMAAccumulatorRef((TILE_ROWS, BLOCK_OUT), jnp.float32))
 
     def multiply_item(index: jax.Array, position: jax.Array) -> jax.Array:
         """Multiplies an item and begins to store it; returns the place in the ring after its last blocks."""
         item = item_of(index)
-        first_f32 = part_f32(position, jnp.minimum(item.last - item.first, steps))
+        first_f32 = part_of(position, jnp.minimum(item.last - item.first, steps))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before has left
         y_smem[tile_rows] = first_f32
         if not is_cut:
 
             def add_part(part: jax.Array, _: None) -> None:
-                next_f32 = part_f32(position + part * steps, jnp.minimum(steps, num_steps - part * steps))
+                next_f32 = part_of(position + part * steps, jnp.minimum(steps, num_steps - part * steps))
                 y_smem[tile_rows] = y_smem[tile_rows] + next_f32  # read now: before the products it would take registers
 
             jax.lax.fori_loop(1, -(-num_steps // steps), add_part, None)
@@ -216,10 +186,12 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
             place = y_gmem.at[item.part, pl.ds(first_row, rows), pl.ds(column, BLOCK_OUT)]
             plgpu.copy_smem_to_gmem(y_smem.at[pl.ds(warpgroup * TILE_ROWS, rows)], place)
 
-        of_each_weight(item.out_block, store)
+        of_each_weight(weights, item.out_block, store)
         return position + item.last - item.first
 
     tile_rows = pl.ds(warpgroup * TILE_ROWS, TILE_ROWS)
+    ring = Ring(x_ring, weight_ring, arrived, free)
+    part_of = partial(part_f32, ring, tile_rows, interpret=interpret)
 
     @pl.when(warpgroup == tiles)
     def fetcher() -> None:
@@ -236,7 +208,52 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
         plgpu.wait_smem_to_gmem(0)
 
 
-def _product_f32(x: Any, weight: Any) -> jax.Array:
+def part_f32(ring: Ring, rows: Any, position: jax.Array, num: jax.Array, *, interpret: bool) -> jax.Array:
+    """The products of `num` blocks of inputs, one after the other, from a place in the ring on: [TILE_ROWS, BLOCK_OUT].
+
+    `rows` is the tile's place in a slot of the ring.
+    """
+    stages = ring.x.shape[0]
+
+    def add_all(acc: Any) -> jax.Array:
+        def add(place: jax.Array, sum_f32: Any) -> Any:
+            slot = jax.lax.rem(place, stages)
+            plgpu.barrier_wait(ring.arrived.at[slot])
+            if interpret:
+                sum_f32 += product_f32(ring.x.at[slot, rows], ring.weights.at[slot])
+            else:
+                plgpu.wgmma(acc, ring.x.at[slot, rows], ring.weights.at[slot].T)
+                plgpu.wgmma_wait(1)
+
+            @pl.when(place > position)
+            def release() -> None:  # what the last product read; it is done
+                plgpu.barrier_arrive(ring.free.at[jax.lax.rem(place - 1, stages)])
+
+            return sum_f32
+
+        zeros = jnp.zeros((TILE_ROWS, BLOCK_OUT), jnp.float32) if interpret else None
+        sum_f32 = jax.lax.fori_loop(position, position + num, add, zeros)
+        sum_f32 = sum_f32 if interpret else acc[...]
+        plgpu.barrier_arrive(ring.free.at[jax.lax.rem(position + num - 1, stages)])
+        return sum_f32
+
+    return pl.run_scoped(add_all, plgpu.WGMMAAccumulatorRef((TILE_ROWS, BLOCK_OUT), jnp.float32))
+
+
+def of_each_weight(weights: Sequence[Any], out_block: jax.Array, run: Callable[[Any, jax.Array, jax.Array], None]) -> None:
+    """Calls `run(weight, first output, its place in y)` for the weight `[..., out, in]` that a block of outputs belongs to."""
+    first_block = first_column = 0
+    for weight in weights:
+        size = weight.shape[-2]
+        end_block = first_block + -(-size // BLOCK_OUT)
+        first_out = jnp.minimum((out_block - first_block) * BLOCK_OUT, size - BLOCK_OUT)
+        is_own = (out_block >= first_block) & (out_block < end_block)
+        pl.when(is_own)(partial(run, weight, first_out, first_column + first_out))
+        first_block = end_block
+        first_column += size
+
+
+def product_f32(x: Any, weight: Any) -> jax.Array:
     """`x [rows, in]` times `weight [out, in]` as XLA does it, for the simulator.
 
     Its own products are NumPy's, which round a row by its place, and in jax 0.10 take no transposed operand.
@@ -244,29 +261,29 @@ def _product_f32(x: Any, weight: Any) -> jax.Array:
     return jax.lax.dot_general(x[...], weight[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _padded(weight: jax.Array, padded_in: int) -> jax.Array:
-    """The weight with `padded_in` inputs and a number of outputs that the kernel takes."""
-    num_out, num_in = weight.shape
-    size = max(_up_to(num_out, COLUMNS // 2), LEAST)
-    is_whole = (size, padded_in) == weight.shape
-    return weight if is_whole else jnp.pad(weight, ((0, size - num_out), (0, padded_in - num_in)))
+def padded(weight: jax.Array, padded_in: int) -> jax.Array:
+    """The weight `[..., out, in]` with `padded_in` inputs and a number of outputs that the kernel takes."""
+    *leading, num_out, num_in = weight.shape
+    size = max(up_to(num_out, COLUMNS // 2), LEAST)
+    is_whole = (size, padded_in) == (num_out, num_in)
+    return weight if is_whole else jnp.pad(weight, (*[(0, 0)] * len(leading), (0, size - num_out), (0, padded_in - num_in)))
 
 
-def _processors() -> int:
+def processors() -> int:
     """Processors of this process's GPU, each of which holds one thread block; an H100's if it has no GPU."""
     return int(getattr(jax.devices()[0], "core_count", PROCESSORS))
 
 
-def _swizzle(columns: int, itemsize: int) -> tuple[Any, ...]:
+def swizzle(columns: int, itemsize: int) -> tuple[Any, ...]:
     """The layout of tiles of `columns` elements, swizzled over all their bytes."""
     return plgpu.TilingTransform((COPY_ROWS, columns)), plgpu.SwizzleTransform(columns * itemsize)
 
 
-def _divmod(number: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:
+def divided(number: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder, of what is not negative."""
     return jax.lax.div(number, divisor), jax.lax.rem(number, divisor)
 
 
-def _up_to(size: int, unit: int) -> int:
+def up_to(size: int, unit: int) -> int:
     """`size` rounded up to a multiple of `unit`."""
     return -(-size // unit) * unit

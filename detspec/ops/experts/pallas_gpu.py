@@ -1,0 +1,187 @@
+"""Products of rows with their experts on GPUs (Mosaic GPU, Hopper): the pinned products, whose blocks name their expert.
+
+1. Rows are gathered in the order of their experts, each expert's from a multiple of COPY_ROWS on, and cut into tiles of
+   TILE_ROWS. A thread block multiplies a tile by 128 outputs of its expert's matrix, as `linear.pallas_gpu` does: one shape of
+   instruction, the same parts of the inputs in the same order. So a row's bits are those of its pinned product.
+2. A table names each tile's expert, first row and number of rows. A thread block takes the tiles that exist, whose number the
+   table holds. Tiles of one expert follow each other at the same block of outputs, so its weights come from memory once.
+3. Of a tile only rows in use are read, rounded up to 8, 16, 32 or 64, and written, rounded up to COPY_ROWS. What the rest of a
+   tile holds no other row sees.
+
+Bytes besides weights, for a Qwen3-30B-A3B layer (128 experts of 768, 8 a row, 2048 wide) and 256 rows: the gathered rows are
+2,048 + 7 x 128 at most. Written and read they are 24 MB of bfloat16 for gate and up, 9 MB for down; the float32 results are 18
+and 24 MB, and gathered back into the order of rows another 25 and 34 MB. That is 134 MB beside 1,208 MB of weights, or 11 %;
+with 32 rows it is 36 MB, 3 %. A tile's 64 rows cost 64 FLOP per byte of weights, as in pinned products.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from detspec.errors import InputError
+from detspec.ops.experts.arrange import Arrangement, arrange
+from detspec.ops.gpu_simulator import simulator
+from detspec.ops.linear import pallas_gpu as linear
+from detspec.ops.linear.pallas_gpu import BLOCK_IN, BLOCK_OUT, COPY_ROWS, PARTS, TILE_ROWS, Ring, of_each_weight, up_to
+
+STAGES = linear.STAGES[1]
+COPIES = (8, 16, 32, 64)  # rows of a tile that are fetched
+
+
+@partial(jax.jit, static_argnames=("interpret",))  # experts of one shape are lowered once
+def experts_f32(
+    x: jax.Array, ids: jax.Array, weights: Sequence[jax.Array], used: jax.Array | None = None, *, interpret: bool = False
+) -> list[jax.Array]:
+    """See `api.experts_fn`; `x [R, in]` or `[R, k, in]` -> float32 `[R, k, out]` of each weight `[E, out, in]`, any sizes."""
+    if x.dtype not in linear.DTYPES:
+        raise InputError(f'x and experts of "pallas_gpu" must be bfloat16 or float16, got {x.dtype}')
+    R, k = ids.shape
+    num_experts = weights[0].shape[0]
+    num_in = x.shape[-1]
+    if ids.size == 0:
+        return [jnp.zeros((R, k, weight.shape[1]), jnp.float32) for weight in weights]
+    if used is not None:
+        ids = jnp.where(used[:, None], ids, num_experts)
+    arranged = arrange(ids.reshape(-1), num_experts, tile=TILE_ROWS, unit=COPY_ROWS)
+    pairs = jnp.pad(arranged.pairs, (0, TILE_ROWS))  # a copy may end past its tile's rows
+    padded_in = max(up_to(num_in, BLOCK_IN), linear.LEAST)
+    x = x[pairs // k] if x.ndim == 2 else x.reshape(R * k, num_in)[pairs]
+    x = jnp.pad(x, ((0, 0), (0, padded_in - num_in)))
+    y = _products(x, arranged, [linear.padded(weight, padded_in) for weight in weights], interpret)
+    starts = accumulate((max(up_to(weight.shape[1], linear.COLUMNS // 2), linear.LEAST) for weight in weights), initial=0)
+    found = y.at[arranged.places].get(mode="fill", fill_value=0).reshape(R, k, -1)
+    return [found[..., start : start + weight.shape[1]] for start, weight in zip(starts, weights, strict=False)]
+
+
+def _products(x: jax.Array, arranged: Arrangement, weights: Sequence[jax.Array], interpret: bool) -> jax.Array:
+    """Products of arranged rows `x [rows, in]`: float32 `[rows, outputs of all weights]`, undefined where no tile is."""
+    sizes = [weight.shape[1] for weight in weights]
+    columns = linear.COLUMNS // 2 if any(size % linear.COLUMNS for size in sizes) else linear.COLUMNS
+    num_steps = x.shape[1] // BLOCK_IN
+    steps = -(-num_steps // PARTS)  # steps of a part; the last one may have fewer
+    parts = -(-num_steps // steps)
+    items = arranged.experts.size * sum(-(-size // BLOCK_OUT) for size in sizes)  # at most
+    is_cut = parts > 1 and items < linear.PROCESSORS
+    y = plgpu.kernel(
+        partial(_multiply, steps=steps, is_cut=is_cut, interpret=interpret),
+        out_type=jax.ShapeDtypeStruct((parts if is_cut else 1, x.shape[0], sum(sizes)), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((STAGES, TILE_ROWS, BLOCK_IN), x.dtype, transforms=linear.swizzle(BLOCK_IN, 2)),
+            plgpu.SMEM((STAGES, BLOCK_OUT, BLOCK_IN), x.dtype, transforms=linear.swizzle(BLOCK_IN, 2)),
+            plgpu.SMEM((TILE_ROWS, BLOCK_OUT), jnp.float32, transforms=linear.swizzle(columns, 4)),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=1, num_barriers=STAGES),
+        ],
+        grid=(min((parts if is_cut else 1) * items, linear.processors()),),
+        grid_names=("thread_block",),
+        num_threads=2,
+        thread_name="warpgroup",
+        kernel_name="experts",
+        interpret=simulator() if interpret else None,
+    )(x, *arranged[2:], *weights)
+    total_f32 = y[0]
+    for part_f32 in y[1:]:
+        total_f32 = total_f32 + part_f32
+    return total_f32
+
+
+def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool) -> None:
+    """Runs one warpgroup of a thread block: the second one fetches what the first multiplies.
+
+    `refs`: each tile's expert, first row and number of rows, the number of tiles, weights [E, out, in], y [parts, rows, out]
+    float32, and scratch.
+    """
+    experts, firsts, rows_of, num_tiles_ref, *weights, y_gmem, x_ring, weight_ring, y_smem, arrived, free = refs
+    ring = Ring(x_ring, weight_ring, arrived, free)
+    blocks = sum(-(-weight.shape[1] // BLOCK_OUT) for weight in weights)
+    num_steps = x_gmem.shape[1] // BLOCK_IN
+    num_tiles = num_tiles_ref[0]
+    num_items = y_gmem.shape[0] * blocks * num_tiles
+    thread_block, warpgroup = (jax.lax.axis_index(name) for name in ("thread_block", "warpgroup"))
+    thread_blocks = jax.lax.axis_size("thread_block")
+    num_own = jax.lax.div(num_items - thread_block + thread_blocks - 1, thread_blocks)
+
+    def item_of(index: jax.Array) -> linear.Item:
+        """Item number `index` of this thread block; all tiles have a block of outputs at about the same time."""
+        rest, tile = linear.divided(thread_block + index * thread_blocks, num_tiles)
+        part, out_block = linear.divided(rest, blocks)
+        last = jnp.minimum((part + 1) * steps, num_steps) if is_cut else jnp.int32(num_steps)
+        return linear.Item(part, out_block, tile, part * steps, last)
+
+    def fetch_item(index: jax.Array, position: jax.Array) -> jax.Array:
+        """Fetches an item, whose first blocks take the place `position` in the ring; returns the place after its last ones."""
+        item = item_of(index)
+        expert, first_row, rows = (ref[item.row_block] for ref in (experts, firsts, rows_of))
+
+        def fetch_all(weight: Any, first_out: jax.Array, _: jax.Array) -> None:
+            def fetch(step: jax.Array, _: None) -> None:
+                place = position + step - item.first
+                slot = jax.lax.rem(place, STAGES)
+
+                @pl.when(place >= STAGES)
+                def wait_for_slot() -> None:
+                    plgpu.barrier_wait(free.at[slot])
+
+                inputs = pl.ds(step * BLOCK_IN, BLOCK_IN)
+                block = weight.at[expert, pl.ds(first_out, BLOCK_OUT), inputs]
+                plgpu.copy_gmem_to_smem(block, weight_ring.at[slot], arrived.at[slot])
+                for copied in COPIES:  # one of them
+
+                    @pl.when((rows <= copied) & (2 * rows > copied) if copied > COPIES[0] else rows <= copied)
+                    def fetch_rows(copied: int = copied) -> None:
+                        ours = x_gmem.at[pl.ds(first_row, copied), inputs]
+                        plgpu.copy_gmem_to_smem(ours, x_ring.at[slot, pl.ds(0, copied)], arrived.at[slot])
+
+            jax.lax.fori_loop(item.first, item.last, fetch, None)
+
+        of_each_weight(weights, item.out_block, fetch_all)
+        return position + item.last - item.first
+
+    def multiply_item(index: jax.Array, position: jax.Array) -> jax.Array:
+        """Multiplies an item and begins to store it; returns the place in the ring after its last blocks."""
+        item = item_of(index)
+        part_of = partial(linear.part_f32, ring, pl.ds(0, TILE_ROWS), interpret=interpret)
+        first_f32 = part_of(position, jnp.minimum(item.last - item.first, steps))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before has left
+        y_smem[...] = first_f32
+        if not is_cut:
+
+            def add_part(part: jax.Array, _: None) -> None:
+                next_f32 = part_of(position + part * steps, jnp.minimum(steps, num_steps - part * steps))
+                y_smem[...] = y_smem[...] + next_f32  # read now: before the products it would take registers
+
+            jax.lax.fori_loop(1, -(-num_steps // steps), add_part, None)
+        plgpu.commit_smem()
+        first_row = firsts[item.row_block]
+        rows = rows_of[item.row_block]
+
+        def store(_: Any, __: jax.Array, column: jax.Array) -> None:
+            for row in range(0, TILE_ROWS, COPY_ROWS):
+
+                @pl.when(row < rows)
+                def store_rows(row: int = row) -> None:
+                    place = y_gmem.at[item.part, pl.ds(first_row + row, COPY_ROWS), pl.ds(column, BLOCK_OUT)]
+                    plgpu.copy_smem_to_gmem(y_smem.at[pl.ds(row, COPY_ROWS)], place)
+
+        of_each_weight(weights, item.out_block, store)
+        return position + item.last - item.first
+
+    @pl.when(warpgroup == 1)
+    def fetcher() -> None:
+        end = jax.lax.fori_loop(0, num_own, fetch_item, jnp.int32(0))
+
+        def wait_for_release(place: jax.Array, _: None) -> None:
+            plgpu.barrier_wait(free.at[jax.lax.rem(place, STAGES)])
+
+        jax.lax.fori_loop(jnp.maximum(end - STAGES, 0), end, wait_for_release, None)  # barriers end as they began
+
+    @pl.when(warpgroup == 0)
+    def multiplier() -> None:
+        jax.lax.fori_loop(0, num_own, multiply_item, jnp.int32(0))
+        plgpu.wait_smem_to_gmem(0)
