@@ -11,6 +11,17 @@ SMALL = dense_config(vocab_size=211, d_model=128, num_layers=2, num_heads=2, num
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+    """Experts of a layer: how many there are and a row chooses, and the widths of the model and of one of them."""
+
+    name: str
+    num: int
+    active: int
+    d_model: int
+    d_ff: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Size:
     """Everything that stages measure, in one size.
 
@@ -30,6 +41,7 @@ class Size:
         context: positions that canonical attention, passes and steps see.
         prefill: positions of a prompt in one window.
         product_rows: rows of the products that are timed, the most valuable first.
+        experts, experts_rows: layers of experts, and the rows that choose them, the most valuable first.
         steps, passes: rows of decode steps, canonical ones too, and of canonical passes in windows of the device's own length.
         compared: rows of the pass, and of the step that it is compared with; these run at full depth, too.
         requests: most requests in flight among which one prompt is completed.
@@ -57,6 +69,8 @@ class Size:
     context: int
     prefill: int
     product_rows: tuple[int, ...]
+    experts: tuple[Experts, ...]
+    experts_rows: tuple[int, ...]
     steps: tuple[int, ...]
     passes: tuple[int, ...]
     compared: tuple[int, int]
@@ -105,6 +119,8 @@ FULL = Size(
     context=4096,
     prefill=2048,
     product_rows=(32, 256, 1, 128, 64, 8),
+    experts=(Experts("Qwen3 30B-A3B", 128, 8, 2048, 768), Experts("gpt-oss 20B", 32, 4, 2880, 2880)),
+    experts_rows=(32, 256, 1),
     steps=(1, 8, 32, 128),
     passes=(64, 256, 1024),
     compared=(256, 32),
@@ -139,6 +155,8 @@ TINY = Size(
     context=64,
     prefill=16,
     product_rows=(1, 16),
+    experts=(Experts("tiny", 8, 2, 64, 48),),
+    experts_rows=(16, 1),
     steps=(1, 4),
     passes=(16, 64),
     compared=(64, 4),

@@ -28,6 +28,7 @@ CHOSEN = {
     "completions": 1,
     "attention": 4,
     "products": 3,
+    "experts": 2,
     "doctor again": 1,
 }
 JAXS = ("vendor",)  # attention of jax itself, which does not keep to strict promotion
@@ -38,6 +39,7 @@ PAIRS = [
     for name in TARGETS
     if name != "h200"  # which runs an H100's programs
     for stage in CHOSEN
+    if target(name).platform in stage_of(stage).platforms
 ]
 
 
