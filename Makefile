@@ -12,8 +12,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 NEWER = import sys, venv; sys.exit(sys.version_info < (3, 12))
 PYTHON_DEVICE ?= $(shell for p in python3.12 python3.13 python3.14 python3 "$$(pyenv root 2>/dev/null)"/versions/3.1[2-9]*/bin/python; do \
 	"$$p" -c '$(NEWER)' 2>/dev/null && echo "$$p" && break; done)
-# What is compiled with them: the programs of `make prove` and those of an engine.
-FOR_DEVICE = tests/aot/test_committed.py tests/aot/test_prove.py
+# What is compiled with them: the programs of `make prove` and those of an engine, and products with experts.
+FOR_DEVICE = tests/aot/test_committed.py tests/aot/test_experts.py tests/aot/test_prove.py
 
 # Tests start processes by the dozen, and without files of bytecode each compiles the sources of jax anew: 2 s instead of 0.6.
 unexport PYTHONDONTWRITEBYTECODE

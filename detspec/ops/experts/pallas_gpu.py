@@ -97,7 +97,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
     `refs`: each tile's expert, first row and number of rows, the number of tiles, weights [E, out, in], y [parts, rows, out]
     float32, and scratch.
     """
-    experts, firsts, rows_of, num_tiles_ref, *weights, y_gmem, x_ring, weight_ring, y_smem, arrived, free = refs
+    experts, firsts, sizes, num_tiles_ref, *weights, y_gmem, x_ring, weight_ring, y_smem, arrived, free = refs
     ring = Ring(x_ring, weight_ring, arrived, free)
     blocks = sum(-(-weight.shape[1] // BLOCK_OUT) for weight in weights)
     num_steps = x_gmem.shape[1] // BLOCK_IN
@@ -114,10 +114,15 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
         last = jnp.minimum((part + 1) * steps, num_steps) if is_cut else jnp.int32(num_steps)
         return linear.Item(part, out_block, tile, part * steps, last)
 
+    def rows_of(item: linear.Item) -> tuple[jax.Array, jax.Array]:
+        """The first row of an item's tile, which the compiler has to know for a multiple of COPY_ROWS, and how many it has."""
+        return pl.multiple_of(firsts[item.row_block], COPY_ROWS), sizes[item.row_block]
+
     def fetch_item(index: jax.Array, position: jax.Array) -> jax.Array:
         """Fetches an item, whose first blocks take the place `position` in the ring; returns the place after its last ones."""
         item = item_of(index)
-        expert, first_row, rows = (ref[item.row_block] for ref in (experts, firsts, rows_of))
+        expert = experts[item.row_block]
+        first_row, rows = rows_of(item)
 
         def fetch_all(weight: Any, first_out: jax.Array, _: jax.Array) -> None:
             def fetch(step: jax.Array, _: None) -> None:
@@ -158,8 +163,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
 
             jax.lax.fori_loop(1, -(-num_steps // steps), add_part, None)
         plgpu.commit_smem()
-        first_row = firsts[item.row_block]
-        rows = rows_of[item.row_block]
+        first_row, rows = rows_of(item)
 
         def store(_: Any, __: jax.Array, column: jax.Array) -> None:
             for row in range(0, TILE_ROWS, COPY_ROWS):
