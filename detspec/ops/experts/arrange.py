@@ -22,8 +22,8 @@ class Arrangement(NamedTuple):
     Attributes:
         places: `[N]`, where each pair's row lies; `NOWHERE` without an expert.
         pairs: `[rows]`, the pair of each row; 0 where there is none.
-        experts, firsts, sizes: `[tiles]` each tile's expert, first row, and number of rows, a multiple of the unit. Tiles past
-            the last have the expert and the first row of the last one, and no rows.
+        experts, firsts, sizes: `[tiles]`, each tile's expert, first row, and number of rows, a multiple of the unit; zeros past
+            the last tile.
         num_tiles: `[1]`, how many tiles have rows.
     """
 
@@ -49,40 +49,34 @@ def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
 def arrange(ids: jax.Array, num_experts: int, *, tile: int, unit: int) -> Arrangement:
     """Arranges pairs, whose experts are `ids [N]` int32, by expert and within an expert in their order.
 
-    `tile` is the number of rows of a tile, a multiple of `unit`, at which each expert's rows begin.
+    `tile` is the number of rows of a tile; each expert's rows begin at a multiple of `unit`. Both are powers of 2.
     """
     N = ids.shape[0]
-    ids = jnp.where((ids >= 0) & (ids < num_experts), ids, num_experts)
-    experts = jnp.arange(num_experts, dtype=jnp.int32)
+    there = (ids >= 0) & (ids < num_experts)
+    ids = jnp.where(there, ids, num_experts)
     pairs = jnp.arange(N, dtype=jnp.int32)
-    earlier = (ids[None] == ids[:, None]) & (pairs[None] < pairs[:, None])
-    sizes = _up_to(_sum(ids[None] == experts[:, None]), unit)
-    tiles = (sizes + tile - 1) // tile
-    before = experts[None] < experts[:, None]  # [expert, whether another one is before it]
-    starts = _sum(jnp.where(before, sizes[None], 0))
-    ends = _sum(jnp.where(before, tiles[None], 0)) + tiles
-    places = _sum(earlier) + _sum(jnp.where(experts[None] < ids[:, None], sizes[None], 0))
-    places = jnp.where(ids < num_experts, places, NOWHERE)
+    same = ids[:, None] == ids[None]  # [pair, whether another one has its expert]
+    after = ids[:, None] > ids[None]
+    ranks = _sum(same & (pairs[:, None] > pairs[None]))  # among the pairs of the expert
+    left = _sum(same) - ranks  # pairs of the expert from this one on
+    # Remainders by bits: at divisions XLA would begin another kernel.
+    places = jnp.where(there, unit * _sum(after & (ranks & (unit - 1) == 0)[None]) + ranks, NOWHERE)
+    begins = there & (ranks & (tile - 1) == 0)  # whether a tile begins with the pair
+    tile_places = tile * _sum(after & begins[None]) + ranks  # places, if each tile were full
     rows = jnp.arange(num_rows(N, num_experts, unit), dtype=jnp.int32)
-    num_tiles = jnp.sum(tiles, dtype=jnp.int32)
-    tile_ids = jnp.arange(max_tiles(N, num_experts, tile), dtype=jnp.int32)
-    lasting = jnp.minimum(tile_ids, num_tiles - 1)  # the tile, or the last one
-    own = jnp.clip(_sum(ends[None] <= lasting[:, None]), 0, num_experts - 1)
-    within = (lasting - ends[own] + tiles[own]) * tile  # rows of the expert before the tile
+    tiles = jnp.arange(max_tiles(N, num_experts, tile), dtype=jnp.int32)
+    own = begins[None] & (tile_places[None] == tile * tiles[:, None])  # [tile, whether it begins with a pair]
+    sizes = jnp.minimum((left + unit - 1) & -unit, tile)
     return Arrangement(
         places=places,
         pairs=_sum(jnp.where(places[None] == rows[:, None], pairs[None], 0)),
-        experts=own,
-        firsts=jnp.maximum(starts[own] + within, 0),
-        sizes=jnp.where(tile_ids < num_tiles, jnp.minimum(sizes[own] - within, tile), 0),
-        num_tiles=num_tiles[None],
+        experts=_sum(jnp.where(own, ids[None], 0)),
+        firsts=_sum(jnp.where(own, places[None], 0)),
+        sizes=_sum(jnp.where(own, sizes[None], 0)),
+        num_tiles=_sum(begins[None]),
     )
 
 
 def _sum(numbers: jax.Array) -> jax.Array:
     """Sums over the last axis, or how many are true there."""
     return jnp.sum(numbers, axis=-1, dtype=jnp.int32)
-
-
-def _up_to(sizes: jax.Array, unit: int) -> jax.Array:
-    return (sizes + unit - 1) // unit * unit
