@@ -31,6 +31,16 @@ HEADLINES = (
     ),
     ("products", "layer, pinned, 256 rows, of the library's speed", "pinned products of a layer, 256 rows"),
     ("products", "layer, int8, 256 rows, of bfloat16's speed", "int8 products of a layer, 256 rows, of bfloat16's speed"),
+    (
+        "experts",
+        "layer of Qwen3 30B-A3B, 32 rows, over reading its weights",
+        "experts of Qwen3 30B-A3B, 32 rows, over reading them",
+    ),
+    (
+        "experts",
+        "layer of gpt-oss 20B, 32 rows, over reading its weights",
+        "experts of gpt-oss 20B, 32 rows, over reading them",
+    ),
     ("passes", "step of 32 rows, 8 layers", "step of 32 rows, 8 layers of 8B"),
     (
         "passes",
