@@ -47,7 +47,7 @@ Not tested:
 * Weights of published checkpoints: the tests download nothing. Configs and names of tensors are those of transformers.
 * Phi-3 with "longrope" takes the factors for texts up to the original length (4096 tokens for Phi-3.5). `max_position` is that
   length, and longer texts are refused by engines.
-* Experts beyond two chips, and any of these families on a TPU or GPU.
+* Any model with experts on a GPU or TPU: [products with experts](measured_devices.md) ran on an H100 by themselves.
 """
 REFUSED = """\
 ## What is refused by name

@@ -465,13 +465,17 @@ def test_published_table_is_the_one_of_the_published_results():
 
 def without_a_device(patch: pytest.MonkeyPatch) -> None:
     """Times of one second, engines that do nothing, and doctors that find no difference."""
-    stages = {name: part(name) for name in ("ceilings", "decode", "attention", "vendor", "products", "passes", "breakdown")}
+    stages = {
+        name: part(name) for name in ("ceilings", "decode", "attention", "vendor", "products", "experts", "passes", "breakdown")
+    }
     for module in stages.values():
         patch.setattr(module, "in_turns", lambda calls, size: {name: [1.0] for name in calls})
     patch.setattr(part("programs").Program, "call", lambda program: lambda: None)
     for name in ("passes", "breakdown"):
         patch.setattr(stages[name], "running", lambda setting, cfg: lambda schedule: lambda: None)
     patch.setattr(stages["products"], "is_exact", lambda cfg, rows: True)
+    for name in ("check_values", "compare_bits"):
+        patch.setattr(stages["experts"], name, lambda setting, size: iter(()))
     patch.setattr(stages["breakdown"], "profiled", lambda call: {"kernel": (5, 1e-3)})
     generation, examine = part("generation"), part("examine")
     device = SimpleNamespace(start_compiling=lambda plans, apart: None)
@@ -493,7 +497,7 @@ def test_headlines_are_figures_that_a_full_run_finds(monkeypatch):
     without_a_device(monkeypatch)
     names = {
         (stage, entry.name)
-        for stage in ("ceilings", "attention", "vendor", "products", "passes", "whole", "generation", "doctor")
+        for stage in ("ceilings", "attention", "vendor", "products", "experts", "passes", "whole", "generation", "doctor")
         for module in map(part, part("stages").stage_of(stage).modules)
         for measurement in module.measurements(setting)
         if measurement.name != "axes"
