@@ -61,6 +61,13 @@ hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+@pytest.fixture
+def cpu_kernels() -> None:
+    """Skips a test of what CPUs choose if they have kernels."""
+    if find_compiler() is None:
+        pytest.skip(NO_COMPILER)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Counts the programs that each test has compiled."""
     config.pluginmanager.register(CompileBudget(forget_programs), "compile_budget")

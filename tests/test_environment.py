@@ -100,12 +100,14 @@ def test_pinned_products_of_a_gpu_are_refused_for_weights_in_float32():
         chosen_schedule(schedule, cfgs["float32"])
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 def test_schedule_of_this_process_is_its_devices():
     assert default_schedule() == schedule_for("cpu", "cpu")
     assert default_schedule(TABLE_CFG) == chosen_schedule(None, TABLE_CFG)
     assert default_schedule().numerics.implementation == "cpu"
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_schedule_of_a_cpu_keeps_keys_and_values_in_the_dtype_that_they_are_made_in(dtype):
     assert default_schedule(dataclasses.replace(TABLE_CFG, dtype=dtype)).numerics.cache_dtype == dtype

@@ -346,6 +346,7 @@ def test_results_of_other_switches_are_not_mixed(name):
         worker.check_same({**facts, name: "other"}, facts)
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 def test_switches_replace_the_numerics_of_every_schedule_and_what_the_device_lacks_is_refused():
     setting_here = part("programs").Setting.here
     tiny = part("sizes").TINY

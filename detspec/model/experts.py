@@ -14,6 +14,7 @@ from detspec.model.rows import RowOps
 from detspec.model.weights import Experts, Weights, residual, weight, zeros
 from detspec.ops import collectives
 from detspec.ops.linear.api import biased
+from detspec.ops.rounding import rounded
 
 SCORES = ("softmax", "sigmoid", "chosen")
 
@@ -113,7 +114,8 @@ class MixtureOfExperts:
         gate_f32 = _with_bias(gate_f32, params, "gate", ids)
         inner_f32 = self._gated(gate_f32, _with_bias(up_f32, params, "up", ids))
         (each_f32,) = ops.experts_f32(collectives.gather(inner_f32.astype(x.dtype)), ids, params["experts_down"])
-        out_f32 = in_order(_with_bias(each_f32, params, "down", ids) * weights_f32[..., None])
+        each_f32 = rounded(_with_bias(each_f32, params, "down", ids) * weights_f32[..., None], jnp.float32)
+        out_f32 = in_order(each_f32)
         out = collectives.gather(out_f32.astype(x.dtype)).reshape(x.shape)
         return out if self.shared is None else out + self._shared_rows(self.shared, params, x, ops)
 
@@ -154,7 +156,8 @@ class MixtureOfExperts:
         out = shared.rows(own, x, ops)
         if not self.shared_gate:
             return out
-        return out * jax.nn.sigmoid(ops.linear_f32(x, shared_weight=params["shared_weight"])).astype(x.dtype)
+        share_f32 = jax.nn.sigmoid(ops.linear_f32(x, shared_weight=params["shared_weight"]))
+        return rounded(out.astype(jnp.float32) * share_f32, x.dtype).astype(x.dtype)
 
 
 def _with_bias(y_f32: jax.Array, params: dict[str, Any], name: str, ids: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from detspec.model.places import Where
 from detspec.model.rows import RowOps
 from detspec.model.weights import Weights, norm_weights
 from detspec.ops import collectives
+from detspec.ops.rounding import rounded
 from detspec.ops.softcap import softcap
 from detspec.roofline import PassShape, Work
 from detspec.schedule import Numerics
@@ -110,17 +111,19 @@ def run_layer(
     `out_ops` works out what is only for the result.
     """
 
-    def scaled(y: jax.Array) -> jax.Array:
-        return y if layer.residual_scale is None else y * jnp.asarray(layer.residual_scale, y.dtype)
-
     with jax.named_scope("attention"):
         mixed, carry = mix_fn(ops.normed(x, params, "attn_norm"))
         read = x
-        x = x + scaled(ops.normed(mixed, params, "attn_post_norm"))
+        x = x + scaled(ops.normed(mixed, params, "attn_post_norm"), layer.residual_scale)
     with jax.named_scope("mlp"):
         transformed = layer.ff.rows(params, ops.normed(read if layer.parallel else x, params, "mlp_norm"), out_ops)
-        x = x + scaled(ops.normed(transformed, params, "mlp_post_norm"))
+        x = x + scaled(ops.normed(transformed, params, "mlp_post_norm"), layer.residual_scale)
     return x, carry
+
+
+def scaled(x: jax.Array, factor: float | None) -> jax.Array:
+    """`x` times `factor`, rounded to its dtype before anything is added; `x` itself for None."""
+    return x if factor is None else rounded(x.astype(jnp.float32) * np.float32(factor), x.dtype).astype(x.dtype)
 
 
 def through_layers(
@@ -147,7 +150,7 @@ def through_layers(
 
 def scale_embeddings(cfg: ModelConfig, x: jax.Array) -> jax.Array:
     """Embedding rows `x [..., D]` as the first layer takes them."""
-    x = x if cfg.embed_scale is None else x * jnp.asarray(cfg.embed_scale, x.dtype)
+    x = scaled(x, cfg.embed_scale)
     return x * jnp.asarray(cfg.d_model**0.5, x.dtype) if cfg.scale_embeddings else x
 
 

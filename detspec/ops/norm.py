@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from detspec.ops.rounding import rounded
 from detspec.ops.row_sum import SumFn
 
 
@@ -34,4 +35,6 @@ def layer_norm(
     along = (1,) * (x.ndim - 1) + scale.shape
     scale_f32 = scale.astype(jnp.float32).reshape(along)
     normed_f32 = centred_f32 * jax.lax.rsqrt(variance + eps)[..., None] * (1 + scale_f32 if plus_one else scale_f32)
-    return (normed_f32 if bias is None else normed_f32 + bias.astype(jnp.float32).reshape(along)).astype(x.dtype)
+    if bias is not None:
+        normed_f32 = rounded(normed_f32, jnp.float32) + bias.astype(jnp.float32).reshape(along)
+    return normed_f32.astype(x.dtype)
