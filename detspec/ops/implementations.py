@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 
 from detspec import cache
-from detspec.errors import InputError
 from detspec.ops import gathers
 from detspec.ops.attention import int8_pages
 from detspec.ops.attention import reference as reference_attention
@@ -69,10 +68,15 @@ def _cpu(numerics: Numerics) -> Operations:
 
 def _pallas_tpu(numerics: Numerics) -> Operations:
     from detspec.ops.attention import pallas_tpu as attention
+    from detspec.ops.experts import pallas_tpu as experts
     from detspec.ops.linear import pallas_tpu as linear
 
-    linears_f32 = _of_each(partial(linear.linear_f32, interpret=numerics.interpret))
-    return Operations(attention.paged_attention, linears_f32, _lacking("pallas_tpu"))
+    interpret = numerics.interpret
+    return Operations(
+        attention.paged_attention,
+        _of_each(partial(linear.linear_f32, interpret=interpret)),
+        partial(experts.experts_f32, interpret=interpret),
+    )
 
 
 def _pallas_gpu(numerics: Numerics) -> Operations:
@@ -100,13 +104,6 @@ def _of_linears(linears_f32: LinearsFn) -> ExpertsFn:
         return linears_f32(x, weights, None)
 
     return lambda x, ids, weights, used: reference_experts.experts_f32(of_all, x, ids, weights)
-
-
-def _lacking(implementation: str) -> ExpertsFn:
-    def refuse(*arguments: Any) -> list[jax.Array]:
-        raise InputError(f'"{implementation}" has no products with the weights of experts yet: take Numerics.linear "xla"')
-
-    return refuse
 
 
 IMPLEMENTATIONS = {"reference": _reference, "cpu": _cpu, "pallas_tpu": _pallas_tpu, "pallas_gpu": _pallas_gpu}

@@ -56,6 +56,15 @@ class TestCpu(PinnedExpertsContract):
 
 
 @pytest.mark.kernels
+class TestPallasTpu(PinnedExpertsContract):
+    """In the simulator, from memory full of nan: a cut in block, and several of them; several blocks of outputs; two tiles."""
+
+    numerics = Numerics(linear="pinned", implementation="pallas_tpu", interpret=True)
+    cases = ((Size(8, 2, 96, 211), "float32"), (Size(6, 2, 2200, 40), "bfloat16"))
+    spans = ((0, 1), (33, 40), (3, 67))
+
+
+@pytest.mark.kernels
 class TestPallasGpu(PinnedExpertsContract):
     """In the simulator, from memory full of nan: parts of unequal length, outputs that fill no swizzle, several tiles."""
 
