@@ -61,7 +61,7 @@ STAGES = (
     Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 43, 17),
     Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 27, 8),
     Stage("products", ("products",), "pinned and int8 products, and the library's", 80, 35),
-    Stage("experts", ("experts",), "products with the weights of experts: values, bits, time", 40, 20, ("cpu", "gpu")),
+    Stage("experts", ("experts",), "products with the weights of experts: values, bits, time", 40, 20),
     Stage("passes", ("passes",), "a canonical pass costs little more than a step", 75, 15, **AHEAD),
     Stage("doctor again", ("anchor",), "two processes have the same bits", 60, 22, **AHEAD, **TWICE),
     Stage("whole", ("whole",), "the same at the model's full depth", 55, 25, **AHEAD),

@@ -122,7 +122,7 @@ def _product(words: jax.Array, rows: jax.Array, arranged: Arrangement, weight: j
 
 
 def _blocks(num_rows: int, num_pairs: int, weight: jax.Array) -> Blocks:
-    """As many outputs as fit into VMEM: sums of all pairs and of a tile, two blocks of weights, inputs of all rows and a tile."""
+    """As many outputs as fit into VMEM: sums of all pairs and of a tile, two blocks of weights, inputs of rows and a tile."""
     _, num_out, num_in = weight.shape
     added = BLOCKS[weight.dtype][1]
     inputs = min(IN_BLOCKS * added, num_in)
