@@ -36,7 +36,7 @@ from detspec.checkpoint.quantized import Format, Quantized, gather_quantized
 from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
 from detspec.checkpoint.tensors import Stored, WeightPath, leaf_at, named_tensors, stored_tensors, tied_head
 from detspec.checkpoint.which_family import find_family, find_wrapper
-from detspec.config import ModelConfig, is_count
+from detspec.config import MAX_LAYERS, ModelConfig, is_count
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
 from detspec.model.params import Params, param_shapes
@@ -223,7 +223,9 @@ def check_tensors(
 def layers_beyond(family: Family, hf_config: HfConfig, num_layers: Any) -> tuple[str, ...]:
     """How names of tensors begin that belong to layers after the last one, which predict further tokens."""
     count: Any = hf_config.get(family.predicted or "")
-    return tuple(f"model.layers.{num_layers + i}." for i in range(count)) if is_count(count) and is_count(num_layers) else ()
+    if not (is_count(count) and is_count(num_layers)):
+        return ()
+    return tuple(f"model.layers.{num_layers + i}." for i in range(min(count, MAX_LAYERS)))
 
 
 def say_left_out(folder: Path, tensors: dict[str, Header]) -> None:
