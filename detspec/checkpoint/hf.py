@@ -130,7 +130,7 @@ def fitting_family(cfg: ModelConfig) -> Family | None:
 
 
 def read_hf_config(path: str | Path) -> ModelConfig:
-    """The config of the Hugging Face folder at `path`, which needs no weights.
+    """The config of the Hugging Face folder at `path`, which needs no weights, unless they alone say the dtype.
 
     Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported, or that no dtype is named.
     """
@@ -140,7 +140,8 @@ def read_hf_config(path: str | Path) -> ModelConfig:
     fields = read_fields(hf_config, family, problems) if family is not None else {}
     problems.raise_if_any()
     assert family is not None
-    return build_config(family, hf_config, fields, {}, path)
+    headers = read_headers(path, Problems(path)) if fields["dtype"] is None else {}
+    return build_config(family, hf_config, fields, headers, path)
 
 
 def _read_family(path: Path, problems: Problems) -> tuple[Family | None, HfConfig, Format | None]:

@@ -1,5 +1,6 @@
 """Experts of gpt-oss as they are published, in mxfp4: two weights in turns in one tensor that is not turned."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from detspec.checkpoint import quantized
+from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.families.family import TensorNames
 from detspec.checkpoint.files import Problems, read_headers
-from detspec.checkpoint.hf import check_tensors, read_params
+from detspec.checkpoint.hf import check_tensors, load_hf, read_hf_config, read_params, save_hf
 from detspec.checkpoint.layout import in_layer
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import gather_quantized
 from detspec.checkpoint.tensors import stored_tensors
+from detspec.model.params import init_params
 
 
 def experts_in_mxfp4(rng: np.random.Generator, num: int, outs: int, ins: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -97,3 +100,36 @@ def test_experts_in_mxfp4_that_are_wrong_are_named(tmp_path: Path, change: Calla
     tensors, _ = stored_experts()
     change(tensors)
     assert any(message in problem for problem in read_experts(tmp_path, tensors)[1])
+
+
+def test_folder_as_published_has_the_bits_of_its_plain_twin(tmp_path: Path):
+    """The config names no dtype; attention, norms and biases are plain."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 16, "num_local_experts": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_experts_per_tok": 2, "sliding_window": 8}
+    config = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", **sizes, **heads, "tie_word_embeddings": False}
+    packed = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    cfg = read_hf_config(tmp_path)
+    params = init_params(cfg, jax.random.key(0))
+    rng = np.random.default_rng(0)
+    stored: dict[str, np.ndarray] = {}
+    for number, layer in enumerate(params["layers"]):
+        gate_up, both = experts_in_mxfp4(rng, 3, 64, 64)
+        down, numbers = experts_in_mxfp4(rng, 3, 64, 32)
+        layer |= {"experts_gate": both[:, 0::2], "experts_up": both[:, 1::2], "experts_down": numbers}
+        layer |= {name: jnp.asarray(layer[name], jnp.bfloat16) for name in ("experts_gate", "experts_up", "experts_down")}
+        prefix = f"model.layers.{number}.mlp.experts."
+        stored |= {f"{prefix}gate_up_proj{end}": tensor for end, tensor in gate_up.items()}
+        stored |= {f"{prefix}down_proj{end}": tensor for end, tensor in down.items()}
+    save_hf(tmp_path / "plain", cfg, params)
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    ends = ("experts.gate_up_proj", "experts.down_proj")
+    others = {name: tensor.astype(jnp.bfloat16) for name, tensor in plain.items() if not name.endswith(ends)}
+    assert len(others) == len(plain) - 4
+    save_file({**others, **stored}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**config, **packed}))
+    assert read_hf_config(tmp_path) == cfg
+    assert digest_model(*load_hf(tmp_path)) == digest_model(cfg, params) == digest_model(*load_hf(tmp_path / "plain"))
+    stored["model.layers.1.mlp.experts.down_proj_blocks"][2, 63, 0, 15] ^= 1
+    save_file({**others, **stored}, tmp_path / "model.safetensors")
+    assert digest_model(*load_hf(tmp_path)) != digest_model(cfg, params)
