@@ -17,6 +17,9 @@ MISSING = {
     "chunked attention": """
         llama4 llama4_text
     """,
+    "queries that are scaled by their position": """
+        ministral3
+    """,
     "attention with linear biases": """
         bloom mpt
     """,
