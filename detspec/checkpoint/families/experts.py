@@ -42,6 +42,32 @@ def expert_names(block: str, projections: tuple[str, ...] = PROJECTIONS, router:
     }
 
 
+# Parts of names in tables, and those that transformers 5 has in memory, and in files where it is told to.
+IN_MEMORY = {
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+    ".block_sparse_moe.router.layer.weight": ".block_sparse_moe.router.weight",
+    ".block_sparse_moe.gate.": ".mlp.gate.",
+    ".block_sparse_moe.e_score": ".mlp.e_score",
+    ".mlp.moe_statics.": ".mlp.gate.moe_statics.",
+}
+
+
+def named_as_in_memory(names: TensorNames) -> TensorNames:
+    """The table with the names that transformers 5 has in memory: one tensor for matrices of all experts of a layer."""
+
+    def renamed(name: str) -> str:
+        old = next((part for part in IN_MEMORY if part in name), "")
+        return name.replace(old, IN_MEMORY[old]) if old else name
+
+    others = {renamed(name): held for name, held in names.items() if ".experts.{}." not in name}
+    if len(others) == len(names):  # they lie together in the table, too
+        return others
+    prefix = "model.layers.{}.mlp.experts."
+    gate_up = in_layer("experts_gate", "experts_up", axis=1)
+    return {**others, f"{prefix}gate_up_proj": gate_up, f"{prefix}down_proj": ("layers", "{}", "experts_down")}
+
+
 def shared_names(block: str) -> TensorNames:
     """Tensors of an MLP that every row takes."""
     leaves = zip(PROJECTIONS, ("gate", "up", "down"), strict=True)
@@ -125,6 +151,7 @@ QWEN3_MOE = dataclasses.replace(
     rules=(experts_rule(QWEN_EXPERTS), QWEN_DENSE),
     aliases={"num_local_experts": "num_experts"},
     inert=ROUTER_TRAINING,
+    variants=(named_as_in_memory,),
     names={**LLAMA_NAMES, **expert_names("mlp")},
 )
 QWEN2_MOE = dataclasses.replace(
@@ -149,6 +176,7 @@ QWEN2_MOE = dataclasses.replace(
     slides=lambda index, hf_config: False,
     rules=(experts_rule(QWEN_EXPERTS, shared_gate=True), shared_rule("shared_expert_intermediate_size"), QWEN_DENSE),
     inert=ROUTER_TRAINING,
+    variants=(named_as_in_memory,),
     names={
         **LLAMA_NAMES,
         **expert_names("mlp"),
@@ -177,6 +205,7 @@ MIXTRAL = dataclasses.replace(
     ),
     aliases={"num_experts": "num_local_experts"},
     inert=ROUTER_TRAINING,
+    variants=(named_as_in_memory,),
     names={**without(LLAMA_NAMES, *MLP_NAMES), **expert_names("block_sparse_moe", W_NAMES)},
     rope=RopeKeys(theta=1e6),
 )
@@ -199,6 +228,7 @@ OLMOE = dataclasses.replace(
     rules=(experts_rule({**without(QWEN_EXPERTS, "moe_intermediate_size"), "intermediate_size": "d_ff"}),),
     aliases={"num_local_experts": "num_experts"},
     inert=ROUTER_TRAINING,
+    variants=(named_as_in_memory,),
     names={**without(LLAMA_NAMES, *MLP_NAMES), **expert_names("mlp")},
 )
 GRANITE_MOE = dataclasses.replace(
@@ -214,6 +244,7 @@ GRANITE_MOE = dataclasses.replace(
         ),
     ),
     inert=ROUTER_TRAINING,
+    variants=(named_as_in_memory,),
     names={
         **without(LLAMA_NAMES, *MLP_NAMES),
         "model.layers.{}.block_sparse_moe.router.layer.weight": ("layers", "{}", "router"),
@@ -267,6 +298,7 @@ GLM4_MOE = dataclasses.replace(
     inert={**ROUTER_TRAINING, **PREDICTION},
     predicted="num_nextn_predict_layers",
     rope=RopeKeys(share=0.5),
+    variants=(named_as_in_memory,),
     names={
         **LLAMA_NAMES,
         **expert_names("mlp"),
@@ -317,6 +349,7 @@ MINIMAX_M2 = dataclasses.replace(
         **inert("all layers attend, and max_position_embeddings is the length", "attn_type_list max_model_len"),
     },
     rope=RopeKeys(theta=5e6, share=1.0, size_key="rotary_dim"),
+    variants=(named_as_in_memory,),
     names={
         **without(LLAMA_NAMES, *MLP_NAMES),
         **expert_names("block_sparse_moe", W_NAMES),
@@ -366,6 +399,7 @@ ERNIE_MOE = dataclasses.replace(
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     towers=r"model\.mtp_.+",
     inert={**ROUTER_TRAINING, **PREDICTION, **inert("training alone: how many tokens an expert takes", "moe_capacity")},
+    variants=(named_as_in_memory,),
     names={
         **LLAMA_NAMES,
         **expert_names("mlp"),
@@ -411,6 +445,7 @@ HUNYUAN_MOE = dataclasses.replace(
     rules=(Rule(frozenset({"num_experts", "moe_topk"}), read_hunyuan, write_hunyuan),),
     aliases={"num_local_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
     inert={**HUNYUAN.inert, **ROUTER_TRAINING},
+    variants=(named_as_in_memory,),
     names={
         **without(HUNYUAN.names, *MLP_NAMES),  # type: ignore[arg-type]
         **expert_names("mlp", router="gate.wg"),

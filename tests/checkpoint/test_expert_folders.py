@@ -1,4 +1,4 @@
-"""Folders with experts as published: layers that predict further tokens are left out, a router's bias keeps all of its bits."""
+"""Folders with experts: further layers are left out, biases of routers keep all their bits, experts in one tensor or many."""
 
 import json
 from pathlib import Path
@@ -73,3 +73,19 @@ def test_number_of_further_layers_that_is_hostile_changes_nothing(folder: Path, 
 def test_blocks_of_ernie_that_predict_further_tokens_are_left_out():
     assert ERNIE_MOE.is_of_tower("model.mtp_block.0.mlp.up_proj.weight")
     assert not ERNIE_MOE.is_of_tower("model.layers.0.mlp.up_proj.weight")
+
+
+def test_experts_of_a_layer_may_lie_in_one_tensor(folder: Path):
+    """As transformers 5 writes them on demand: gate and up one after the other, `[E, 2 F, D]`."""
+    expected = bits(load_hf(folder)[1])
+
+    def put_together(tensors: dict[str, np.ndarray]) -> None:
+        prefix = "model.layers.1.mlp.experts."
+        gate, up, down = (
+            np.stack([tensors.pop(f"{prefix}{expert}.{name}_proj.weight") for expert in range(4)])
+            for name in ("gate", "up", "down")
+        )
+        tensors.update({f"{prefix}gate_up_proj": np.concatenate([gate, up], 1), f"{prefix}down_proj": down})
+
+    edit_tensors(folder, put_together)
+    assert bits(load_hf(folder)[1]) == expected
