@@ -202,8 +202,11 @@ def experts(root: Path) -> dict[str, bool]:
     return same
 
 
-def layouts(root: Path) -> dict[str, dict[str, bool]]:
-    """Whether weights that share a tensor have their bits when all are cut along an axis, or the first one alone is."""
+def layouts(root: Path) -> dict[str, dict[str, Any]]:
+    """How weights that share a tensor are read when all are cut along an axis, or the first one alone is.
+
+    For each: whether they have their bits, and how many bytes are read for each byte of theirs.
+    """
     numbers = np.arange(3 * 16 * 8, dtype=np.float32)
     heads = dict(zip("qkv", numbers.reshape(3, 16, 8), strict=True))
     of_experts = dict(zip(("gate", "up"), numbers[:256].reshape(2, 2, 8, 8), strict=True))
@@ -213,7 +216,7 @@ def layouts(root: Path) -> dict[str, dict[str, bool]]:
         "heads in turns": (heads, in_layer("q", "k", "v", turn=4)),  # eight devices cut each head in two
         "turned experts in turns": (of_experts, in_layer("gate", "up", axis=1, turn=1, turned=True)),
     }
-    same: dict[str, dict[str, bool]] = {}
+    read: dict[str, dict[str, Any]] = {}
     for form, (weights, layout) in forms.items():
         names: TensorNames = {"h.{}.fused": layout}
         folder = root / form
@@ -221,7 +224,7 @@ def layouts(root: Path) -> dict[str, dict[str, bool]]:
         write_tensors(folder, named_tensors(names, {"layers": (weights,)}), None)
         first = next(iter(weights))
         last = weights[first].ndim - 1
-        same[form] = {}
+        read[form] = {}
         for cut, axis in {"outputs": last - 1, "inputs": last, "first alone": last - 1}.items():
             spec = PartitionSpec(*(None,) * axis, "x")
             places = {
@@ -231,12 +234,18 @@ def layouts(root: Path) -> dict[str, dict[str, bool]]:
             like = {
                 name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=places[name]) for name, array in weights.items()
             }
-            shapes = {"layers": (like,)}
-            problems = Problems(folder)
-            found = read_params(folder, stored_tensors(names, shapes), shapes, read_headers(folder, problems), problems)
+            num_read, (found,) = bytes_read(read_layout, folder, (names, {"layers": (like,)}))
             is_cut = found["layers"][0][first].addressable_shards[0].data.size == weights[first].size // 8
-            same[form][cut] = is_cut and bits(found) == bits({"layers": (weights,)})
-    return same
+            is_same = is_cut and bits(found) == bits({"layers": (weights,)})
+            read[form][cut] = [is_same, num_read / sum(array.nbytes for array in weights.values())]
+    return read
+
+
+def read_layout(folder: Path, *, sharding: tuple[TensorNames, Params]) -> tuple[Params]:
+    """The weights of a table of names and of shapes that say where they go."""
+    names, shapes = sharding
+    problems = Problems(folder)
+    return (read_params(folder, stored_tensors(names, shapes), shapes, read_headers(folder, problems), problems),)
 
 
 def of_quantized(folder: Path, name: str) -> dict[str, Any]:

@@ -130,7 +130,15 @@ def test_stacked_experts_have_equal_bits_wherever_they_are_cut(found, cut):
 @pytest.mark.parametrize("cut", ["outputs", "inputs", "first alone"])
 @pytest.mark.parametrize("form", ["rows", "turned rows", "heads in turns", "turned experts in turns"])
 def test_weights_that_share_a_tensor_have_equal_bits_wherever_they_are_cut(found, form, cut):
-    assert found["layouts"][form][cut]
+    """Each byte is read once, unless shards of two chips lie in one period, or weights in turns are cut in different ways."""
+    is_same, read = found["layouts"][form][cut]
+    assert is_same
+    several = {
+        ("heads in turns", "outputs"): 2,
+        ("heads in turns", "first alone"): 4,  # twice for the first, once for each of the others
+        ("turned experts in turns", "first alone"): 2,
+    }
+    assert read == several.get((form, cut), 1)
 
 
 def test_weights_without_a_sharding_go_to_the_default_device_of_the_caller(found):
