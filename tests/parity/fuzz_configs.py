@@ -13,6 +13,7 @@ import json
 import logging
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ def changes_of(config: Config) -> Iterator[tuple[str, Config]]:
 
 def all_changes(config: Config) -> Iterator[tuple[str, Config]]:
     """Changes of the keys of a config, as transformers 5 writes it and as 4 did, and keys that it has not."""
+    yield "unchanged", config
     yield from changes_of(config)
     rope = config.get("rope_parameters")
     if isinstance(rope, dict) and "rope_theta" in rope:
@@ -159,7 +161,6 @@ class Folder:
         self.config: Config = json.loads((path / "config.json").read_text())
         self.rows = list(token_rows(1, LENGTH))
         self.ours: dict[ModelConfig, np.ndarray] = {}
-        assert self.outcome(self.config) == "the same logits", case
 
     def outcome(self, config: Config) -> str:
         """Loads the folder with this config, here and in transformers, and returns one of `OUTCOMES`."""
@@ -194,12 +195,12 @@ class Folder:
 sequences_of = jax.jit(forward_sequences, static_argnames="cfg")
 
 
-def fuzz(case: str, chosen: Any = lambda what: True) -> Iterator[tuple[str, str]]:
-    """Yields what was done to a config of a case, and the outcome."""
+def fuzz(case: str, share: int = 1) -> Iterator[tuple[str, str]]:
+    """Yields what was done to a config of a case, and the outcome; of so many changes one is tried, always the same."""
     with tempfile.TemporaryDirectory() as name:
         folder = Folder(case, Path(name))
         for what, config in all_changes(folder.config):
-            if chosen(what):
+            if zlib.crc32(f"{case}: {what}".encode()) % share == 0:
                 yield what, folder.outcome(config)
     jax.clear_caches()
 
