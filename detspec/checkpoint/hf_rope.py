@@ -56,7 +56,7 @@ def read_rope(hf_config: HfConfig, rope: RopeKeys, head_dim: Any, problems: list
     sliding = [setting["sliding_attention"] for setting in nested if setting.get("sliding_attention") is not None]
     theta, scaling = read_rope_setting(hf_config, rope, head_dim, [*flat, *full], problems)
     fields = {"rope_theta": theta, "rope_scaling": scaling}
-    if rope.share is not None and is_number(head_dim):
+    if rope.share is not None and is_count(head_dim):
         fields["rotary_dim"] = read_share(hf_config, rope, head_dim, [*flat, *full], problems)
     if rope.sliding_theta is not None:
         local = RopeKeys(theta=rope.sliding_theta, theta_key=rope.sliding_theta_key or "")

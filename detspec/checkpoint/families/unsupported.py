@@ -23,6 +23,12 @@ MISSING = {
     "attention with linear biases": """
         bloom mpt
     """,
+    "norms without weights": """
+        nanochat
+    """,
+    "an activation with weights of its own": """
+        apertus
+    """,
     "an encoder": """
         t5 mt5 umt5 bart mbart whisper t5gemma bert roberta modernbert
     """,
