@@ -25,7 +25,7 @@ LONG_GEMMA: dict[str, Any] = {**GEMMA_3, "rope_scaling": RopeScaling("linear", f
 
 GLM_4: dict[str, Any] = {
     **dict.fromkeys(("post_norms", "rope_interleaved", "qkv_bias"), True),
-    "norm_eps": 1.5625e-7,
+    "norm_eps": 1e-5,
     "rotary_dim": 64,
 }
 GRANITE_3: dict[str, Any] = {
