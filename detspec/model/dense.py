@@ -15,7 +15,7 @@ from detspec.errors import InputError
 from detspec.model.attention import Attention
 from detspec.model.experts import MixtureOfExperts
 from detspec.model.layers import Layer
-from detspec.model.mlp import MLP, GatedMLP
+from detspec.model.mlp import GatedMLP
 
 # Flat fields of a model of one kind, in the order of its JSON; sizes without a default come first.
 SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff")
@@ -59,7 +59,7 @@ LATER: dict[str, Any] = {
     "pre_norms": True,
     "parallel": False,
     "residual_scale": None,
-    "gated": True,  # a `GatedMLP`, else an `MLP`
+    "gated": True,
     "mlp_bias": False,
     "experts": None,  # a `MixtureOfExperts` in place of the MLP
     "dense_layers": (),  # for each layer, whether it keeps the MLP; () if none does
@@ -118,7 +118,7 @@ def dense_config(*sizes: int, **fields: Any) -> ModelConfig:
     own_theta = values["sliding_rope_theta"]
     local = full.rope if own_theta is None else dataclasses.replace(full.rope, theta=own_theta, scaling=None, is_local=True)
     sliding = dataclasses.replace(full, window=window, rope=local)
-    ff = (GatedMLP if values["gated"] else MLP)(values["d_ff"], values["activation"], values["mlp_bias"])
+    ff = GatedMLP(values["d_ff"], values["activation"], values["mlp_bias"], values["gated"])
 
     def kind(slides: bool, unrotated: bool, sparse: bool) -> Layer:
         mixer = sliding if slides else full
@@ -155,8 +155,8 @@ def flat_fields(cfg: ModelConfig) -> dict[str, Any] | None:
         return None
     full = next((mixer for mixer in mixers if mixer.window is None and not mixer.rope.is_local), mixers[0])
     sliding = next((mixer for mixer in mixers if mixer.window is not None or mixer.rope.is_local), full)
-    mlp = next((ff for ff in ffs if not isinstance(ff, MixtureOfExperts)), ffs[0])
     experts = next((ff for ff in ffs if isinstance(ff, MixtureOfExperts)), None)
+    mlp = next((ff for ff in ffs if isinstance(ff, GatedMLP)), GatedMLP(ffs[0].d_ff, ffs[0].activation))
     rotates = [mixer.positions for mixer in mixers if mixer.positions != "none"]
 
     def of_layers(of_kinds: Sequence[bool]) -> tuple[bool, ...]:
@@ -180,8 +180,8 @@ def flat_fields(cfg: ModelConfig) -> dict[str, Any] | None:
         "attn_softcap": full.softcap,
         "position_encoding": rotates[0] if rotates else "none",
         "unrotated_layers": of_layers([bool(rotates) and mixer.positions == "none" for mixer in mixers]),
-        "gated": not isinstance(mlp, MLP),
-        "mlp_bias": not isinstance(mlp, MixtureOfExperts) and mlp.bias,
+        "gated": mlp.gated,
+        "mlp_bias": mlp.bias,
         "experts": experts,
         "dense_layers": () if experts is None else of_layers([ff != experts for ff in ffs]),
     }
@@ -203,7 +203,7 @@ def with_fields(cfg: ModelConfig, **changes: Any) -> ModelConfig:
     return dense_config(**{**fields, **changes})
 
 
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Attention, GatedMLP, MLP, MixtureOfExperts)}  # by the name in JSON
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Attention, GatedMLP, MixtureOfExperts)}  # by the name in JSON
 
 
 def own_kinds(cfg: ModelConfig) -> tuple[type[Any], ...]:

@@ -1,4 +1,4 @@
-"""MLPs as the feed-forward part of a layer: gated, and plain."""
+"""The MLP as the feed-forward part of a layer, with a gate or without."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,72 +25,45 @@ ACTIVATION_FNS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class GatedMLP:
-    """`down(activation(gate(x)) * up(x))`.
+    """`down(activation(gate(x)) * up(x))`; without a gate `down(activation(up(x)))`.
 
     Attributes:
         d_ff: `F`, its inner width.
-        activation: that of the gate: "silu", "gelu_tanh", "gelu" (exact), "relu" or "relu2" (its square).
-        bias: all three projections add a bias.
+        activation: "silu", "gelu_tanh", "gelu" (exact), "relu" or "relu2" (its square).
+        bias: all projections add a bias.
+        gated: whether it has a gate; GPT-2 and others have none.
     """
 
     d_ff: int
     activation: str = "silu"
     bias: bool = False
+    gated: bool = True
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_counts(self, "d_ff")
+        check_choice(self, "activation", tuple(ACTIVATION_FNS))
+        check_flags(self, "bias", "gated")
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The names of the projections to the inner width."""
+        return ("gate", "up") if self.gated else ("up",)
 
     def weights(self, cfg: ModelConfig) -> Weights:
-        """Three matrices, and their biases where there are some."""
-        return _weights(self, cfg, "gate", "up")
+        """Matrices, and their biases where there are some."""
+        sizes = {"F": self.d_ff, "D": cfg.d_model}
+        declared = {**{name: weight("F D", sizes) for name in self.inner}, "down": weight("D F", sizes, residual)}
+        axes = {**dict.fromkeys(self.inner, "F"), "down": "D"} if self.bias else {}
+        return {**declared, **{f"{name}_bias": weight(axis, sizes, zeros) for name, axis in axes.items()}}
 
     def rows(self, params: dict[str, Any], x: jax.Array, ops: RowOps) -> jax.Array:
         """The MLP of rows `x [..., D]`."""
-        gate_f32, up_f32 = ops.linears_f32(x, gate=params["gate"], up=params["up"])
-        gate_f32 = _with_bias(gate_f32, params, "gate")
-        up_f32 = _with_bias(up_f32, params, "up")
-        return _down(params, (ACTIVATION_FNS[self.activation](gate_f32) * up_f32).astype(x.dtype), ops)
 
+        def with_bias(y_f32: jax.Array, name: str) -> jax.Array:
+            return biased(y_f32, collectives.own(params[f"{name}_bias"]), jnp.float32) if self.bias else y_f32
 
-@dataclasses.dataclass(frozen=True)
-class MLP:
-    """`down(activation(up(x)))`; the fields are those of `GatedMLP`."""
-
-    d_ff: int
-    activation: str = "gelu"
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def weights(self, cfg: ModelConfig) -> Weights:
-        """Two matrices, and their biases where there are some."""
-        return _weights(self, cfg, "up")
-
-    def rows(self, params: dict[str, Any], x: jax.Array, ops: RowOps) -> jax.Array:
-        """The MLP of rows `x [..., D]`."""
-        up_f32 = _with_bias(ops.linear_f32(x, up=params["up"]), params, "up")
-        return _down(params, ACTIVATION_FNS[self.activation](up_f32).astype(x.dtype), ops)
-
-
-def _check(mlp: GatedMLP | MLP) -> None:
-    check_counts(mlp, "d_ff")
-    check_choice(mlp, "activation", tuple(ACTIVATION_FNS))
-    check_flags(mlp, "bias")
-
-
-def _weights(mlp: GatedMLP | MLP, cfg: ModelConfig, *inner: str) -> Weights:
-    sizes = {"F": mlp.d_ff, "D": cfg.d_model}
-    declared = {**{name: weight("F D", sizes) for name in inner}, "down": weight("D F", sizes, residual)}
-    axes = {**dict.fromkeys(inner, "F"), "down": "D"} if mlp.bias else {}
-    return {**declared, **{f"{name}_bias": weight(axis, sizes, zeros) for name, axis in axes.items()}}
-
-
-def _with_bias(y_f32: jax.Array, params: dict[str, Any], name: str) -> jax.Array:
-    bias = params.get(f"{name}_bias")
-    return biased(y_f32, None if bias is None else collectives.own(bias), jnp.float32)
-
-
-def _down(params: dict[str, Any], inner: jax.Array, ops: RowOps) -> jax.Array:
-    inner = collectives.gather(inner)
-    return collectives.gather(_with_bias(ops.linear_f32(inner, down=params["down"]), params, "down").astype(inner.dtype))
+        products = ops.linears_f32(x, **{name: params[name] for name in self.inner})
+        first_f32, *up_f32 = map(with_bias, products, self.inner)
+        inner_f32 = ACTIVATION_FNS[self.activation](first_f32)
+        inner = collectives.gather((inner_f32 * up_f32[0] if up_f32 else inner_f32).astype(x.dtype))
+        return collectives.gather(with_bias(ops.linear_f32(inner, down=params["down"]), "down").astype(x.dtype))
