@@ -403,16 +403,16 @@ INLINE float *place_of(Results to, int64_t r, int64_t o) {
   return to.y + (to.at ? to.at[r] : r - to.row) * to.stride + o - to.out;
 }
 
-/* What products are given. */
+/* Arguments and results of products. */
 typedef struct {
-  const XLA_FFI_Buffer *x;                 /* [rows, in], or [rows, k, in] */
-  const int32_t *ids;                      /* [rows, k], or NULL where all rows meet one matrix */
-  const uint8_t *used;                     /* [rows], or NULL */
-  XLA_FFI_Buffer **weights, **results;     /* each weight [E, out, in] or [out, in], and its scale if there is one */
+  const XLA_FFI_Buffer *x;             /* [rows, in], or [rows, k, in] */
+  const int32_t *ids;                  /* [rows, k], or NULL where all rows meet one matrix */
+  const uint8_t *used;                 /* [rows], or NULL if all are */
+  XLA_FFI_Buffer **weights, **results; /* weights [E, out, in] or [out, in], each followed by its scale if it has one */
   int64_t rows, k, experts, in, num_weights, with_scale;
 } Given;
 
-/* Reads (x, ids with `by_ids`, weights, used if not all are) -> results; whether this is what arguments are. */
+/* Reads (x, ids with `by_ids`, weights, used if not all are) -> results. Returns whether arguments are of this form. */
 static int read_given(XLA_FFI_CallFrame *frame, int by_ids, int with_scale, Given *given) {
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   const XLA_FFI_Buffer *x = args[0], *ids = args[by_ids], *last = args[frame->args.size - 1];
@@ -434,10 +434,10 @@ static int read_given(XLA_FFI_CallFrame *frame, int by_ids, int with_scale, Give
 }
 
 /* Rows of results by the matrix that they meet: those of expert e are at[begin[e]] .. at[begin[e] + num[e] - 1]. Each expert begins
-   at a multiple of the rows of a tile; what fills is -1. */
+   at a multiple of the rows of a tile, and -1 fills the places before it. */
 typedef struct {
   int32_t *at, *begin, *num;
-  int64_t size, num_rows; /* of `at`, with what fills and without it */
+  int64_t size, num_rows; /* of `at`, with such places and without them */
   int64_t share;          /* rows of results of one row of x */
 } Sorted;
 
@@ -485,7 +485,8 @@ static Sorted sort_rows(const Given *given, int64_t tile_rows) {
   return rows;
 }
 
-/* A product of each weight with each expert's rows, in all that is not theirs like `like`; to be freed. NULL without memory. */
+/* Makes a product of each weight with the rows of each expert that has some; `like` has what all share. To be freed; NULL without
+   memory. */
 static Product *products_of(const Given *given, const Sorted *rows, Product like, int64_t *num_products) {
   Product *products = malloc(sizeof *products * (size_t)MAX(given->experts * given->num_weights, 1));
   *num_products = 0;
