@@ -25,10 +25,11 @@ from detspec.config import ModelConfig
 from detspec.engine.bits import first_difference
 from detspec.environment import chosen_schedule, fingerprint
 from detspec.held import compiler_options
+from detspec.model.experts import MixtureOfExperts
+from detspec.model.rows import NORM_FNS, canonical_ops
 from detspec.ops.attention.api import append_fn, paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import linear_fn
-from detspec.ops.norm import rms_norm
 from detspec.ops.rope import apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import sum_fn
 from detspec.sampler import logprobs_at
@@ -39,6 +40,7 @@ MOST_VOCAB = 4096  # columns of log-probabilities; 256 rows of a whole vocabular
 LENGTH = 150  # positions of attention's text
 WINDOWS = (1, 2, 4, 8, 16)
 OFFSETS = (1, 5, 11)
+NORM_NAMES = {"rms": "RMS norm", "layer": "LayerNorm"}
 
 RowsFn = Callable[[np.ndarray], np.ndarray]  # rows in, rows out
 Found = str | None  # "" if no bit differs, else where; None if it does not apply
@@ -129,7 +131,7 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> I
         return linear_fn(numerics)(x.astype(dtype), weight)
 
     def norm(x: jax.Array, numerics: Numerics) -> jax.Array:
-        return rms_norm(x.astype(dtype), scale, 1e-6, sum_fn(numerics))
+        return NORM_FNS[cfg.norm](x.astype(dtype), scale, eps=1e-6, sum_fn=sum_fn(numerics))
 
     def logprobs(x: jax.Array, numerics: Numerics) -> jax.Array:
         return logprobs_at(x, jnp.zeros(len(x), jnp.int32), sum_fn(numerics))[:, None]
@@ -149,12 +151,36 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> I
     for how, each in [(own, numerics), ("XLA", library)] if pinned else [(own, numerics)]:
         for name, weight in (("product D to F", up), ("product F to D", down)):
             yield name, how, each is numerics, _compiled(partial(product, weight=weight, numerics=each), each), weight.shape[1]
-    summing = {"sum": (total, D), "RMS norm": (norm, D), "log-probability": (logprobs, min(cfg.vocab_size, MOST_VOCAB))}
+        if experts := next((layer.ff for layer in cfg.layers if isinstance(layer.ff, MixtureOfExperts)), None):
+            for name, of_rows in _of_experts(cfg, experts, each):
+                yield name, how, each is numerics, _compiled(of_rows, each), D
+    columns = min(cfg.vocab_size, MOST_VOCAB)
+    summing = {"sum": (total, D), NORM_NAMES[cfg.norm]: (norm, D), "log-probability": (logprobs, columns)}
     for name, (fn, width) in summing.items():
         for how, each in ((f"{numerics.reductions} sum", numerics), ("XLA's sum", library)):
             yield name, how, each is numerics, _compiled(partial(fn, numerics=each), each), width
     yield "rotary position", "elementwise", True, _compiled(rotate, numerics), H
     yield "SiLU and product", "elementwise", True, _compiled(gated, numerics), D
+
+
+def _of_experts(
+    cfg: ModelConfig, experts: MixtureOfExperts, numerics: Numerics
+) -> Iterator[tuple[str, Callable[[jax.Array], jax.Array]]]:
+    """Yields what a router says of rows, numbers of experts and their weights, and what the chosen experts make of them."""
+    ops = canonical_ops(cfg, numerics)
+    declared = experts.weights(cfg)
+    keys = jax.random.split(jax.random.key(0), len(declared))
+    params = {
+        name: leaf.init(key, leaf.shape, cfg).astype(cfg.jax_dtype)
+        for key, (name, leaf) in zip(keys, declared.items(), strict=True)
+    }
+
+    def route(x: jax.Array) -> jax.Array:
+        ids, weights_f32 = experts.route(params, x.astype(cfg.jax_dtype), ops)
+        return jnp.concatenate([ids.astype(jnp.float32), weights_f32], axis=-1)
+
+    yield "router", route
+    yield "experts", lambda x: experts.rows(params, x.astype(cfg.jax_dtype), ops)
 
 
 def _options(numerics: Numerics) -> dict[str, Any]:
