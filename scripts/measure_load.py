@@ -31,6 +31,7 @@ from typing import Any
 from detspec.config import ModelConfig
 from detspec.model.dense import dense_config, with_fields
 from detspec.model.experts import MixtureOfExperts
+from detspec.model.params import num_params
 
 HEADER_BYTES = 4096  # of memory for the name and the place of a tensor
 
@@ -86,13 +87,10 @@ def judge(rounds: list[dict[str, dict[str, float]]], size: int, shards: int, dev
 
 
 def dense(gb: float) -> ModelConfig:
-    """A Llama-like model of about `gb` GB in bfloat16."""
-    from detspec.model.params import num_params
-    from detspec.presets import preset
-
-    base = preset("random_100m")
-    layer = 2 * (num_params(base) - 2 * base.vocab_size * base.d_model) / base.num_layers
-    return with_fields(base, num_layers=max(1, round((gb * 1e9 - 4 * base.vocab_size * base.d_model) / layer)))
+    """A Llama-like model of about `gb` GB in bfloat16, with matrices as large as those of 1B models."""
+    one = dense_config(32000, 2048, 1, 16, 8, 128, 5632, tie_embeddings=True)
+    layer = 2 * (num_params(one) - one.vocab_size * one.d_model)
+    return with_fields(one, num_layers=max(1, round((gb * 1e9 - 2 * one.vocab_size * one.d_model) / layer)))
 
 
 def of_experts(gb: float, num: int) -> ModelConfig:
