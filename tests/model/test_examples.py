@@ -34,7 +34,7 @@ def gated(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory) -> ModuleType:
-    return example("Experts, as a slow reference", tmp_path_factory)
+    return example("A router of your own", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +123,10 @@ def test_layer_without_rotation_sees_no_positions(unrotated):
 
 
 def test_experts_count_as_far_as_a_token_takes_them(experts):
-    """4 experts of 3 x 48 x 64 weights, 2 of them for a token, and a router of 4 x 64, in each of two layers."""
+    """8 experts of 3 x 48 x 64 weights, 4 of them for a token, and a router of 8 x 64, in each of two layers."""
     dense = num_params(experts.dense) - 2 * 3 * 96 * 64
-    assert num_params(experts.cfg) == dense + 2 * (4 * 3 * 48 * 64 + 4 * 64)
-    assert active_params(experts.cfg) == num_params(experts.cfg) - 211 * 64 - 2 * 2 * 3 * 48 * 64
+    assert num_params(experts.cfg) == dense + 2 * (8 * 3 * 48 * 64 + 8 * 64)
+    assert active_params(experts.cfg) == num_params(experts.cfg) - 211 * 64 - 2 * 4 * 3 * 48 * 64
 
 
 def test_draft_source_of_the_page_is_accepted_where_a_text_repeats_itself(tmp_path_factory):
