@@ -27,7 +27,7 @@ def test_pairs_lie_in_tiles_of_their_experts_in_their_order(num_experts, tile, u
     drawn = rng.integers(-2, num_experts + 2, 40)
     none = np.where(np.arange(40) % 2, -1, 2**31 - 1)
     for ids in (drawn, np.full(40, num_experts - 1), none, np.where(np.arange(40) == 7, 1, none), np.arange(40) % num_experts):
-        found = Arrangement(*map(np.asarray, arranged(ids.astype(np.int32), num_experts, tile=tile, unit=unit)))
+        found = Arrangement(*map(np.asarray, arranged(ids.astype(np.int32).reshape(-1, 2), num_experts, tile=tile, unit=unit)))
         places, tiles = by_a_loop(ids, num_experts, tile, unit)
         assert (found.places == places).all()
         there = np.flatnonzero(places != NOWHERE)
@@ -35,7 +35,18 @@ def test_pairs_lie_in_tiles_of_their_experts_in_their_order(num_experts, tile, u
         assert found.num_tiles == len(tiles)
         listed = [*zip(found.experts.tolist(), found.firsts.tolist(), found.sizes.tolist(), strict=True)]
         assert listed[: len(tiles)] == tiles
-        assert {*listed[len(tiles) :]} <= {(0, 0, 0)}
+        assert {rows for *_, rows in listed[len(tiles) :]} <= {0}
+        assert found.experts.max() < num_experts
+
+
+def test_pairs_of_one_row_are_tiles_of_their_own():
+    found = Arrangement(*map(np.asarray, arranged(np.asarray([[7, 3, 9, -1]], np.int32), 9, tile=64, unit=8)))
+    assert found.places.tolist() == [0, 8, NOWHERE, NOWHERE]
+    assert found.pairs.tolist() == np.arange(4).repeat(8).tolist()
+    assert found.experts.tolist() == [7, 3, 8, 0]
+    assert found.firsts.tolist() == [0, 8, 16, 24]
+    assert found.sizes.tolist() == [8, 8, 0, 0]
+    assert found.num_tiles == 4
 
 
 SIZES = [(5, 3, 4, 4), (70, 3, 8, 1), (2048, 128, 64, 8), (9, 9, 8, 8)]

@@ -22,9 +22,8 @@ class Arrangement(NamedTuple):
     Attributes:
         places: `[N]`, where each pair's row lies; `NOWHERE` without an expert.
         pairs: `[rows]`, the pair of each row; 0 where there is none.
-        experts, firsts, sizes: `[tiles]`, each tile's expert, first row, and number of rows, a multiple of the unit; zeros past
-            the last tile.
-        num_tiles: `[1]`, how many tiles have rows.
+        experts, firsts, sizes: `[tiles]`, each tile's expert, first row, and number of rows, a multiple of the unit.
+        num_tiles: `[1]`, how many tiles there are; those past them have no rows.
     """
 
     places: jax.Array
@@ -47,10 +46,31 @@ def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
 
 
 def arrange(ids: jax.Array, num_experts: int, *, tile: int, unit: int) -> Arrangement:
-    """Arranges pairs, whose experts are `ids [N]` int32, by expert and within an expert in their order.
+    """Arranges pairs, whose experts are `ids [R, k]` int32, by expert and within an expert in their order.
 
-    `tile` is the number of rows of a tile; each expert's rows begin at a multiple of `unit`. Both are powers of 2.
+    `tile` is the number of rows of a tile; each expert's rows begin at a multiple of `unit`. Both are powers of 2. The experts
+    of a single row are different ones, so its pairs are tiles in any order.
     """
+    return _of_one_row(ids[0], num_experts, unit) if ids.shape[0] == 1 else _by_expert(ids.reshape(-1), num_experts, tile, unit)
+
+
+def _of_one_row(ids: jax.Array, num_experts: int, unit: int) -> Arrangement:
+    """Tiles of one pair each, in the order of pairs; without rows where there is no expert."""
+    k = ids.shape[0]
+    there = (ids >= 0) & (ids < num_experts)
+    pairs = jnp.arange(k, dtype=jnp.int32)
+    return Arrangement(
+        places=jnp.where(there, unit * pairs, NOWHERE),
+        pairs=jnp.repeat(pairs, unit),
+        experts=jnp.clip(ids, 0, num_experts - 1),
+        firsts=unit * pairs,
+        sizes=jnp.where(there, unit, 0),
+        num_tiles=jnp.full(1, k, jnp.int32),
+    )
+
+
+def _by_expert(ids: jax.Array, num_experts: int, tile: int, unit: int) -> Arrangement:
+    """Compares all pairs with all, `ids [N]`."""
     N = ids.shape[0]
     there = (ids >= 0) & (ids < num_experts)
     ids = jnp.where(there, ids, num_experts)
@@ -66,14 +86,15 @@ def arrange(ids: jax.Array, num_experts: int, *, tile: int, unit: int) -> Arrang
     rows = jnp.arange(num_rows(N, num_experts, unit), dtype=jnp.int32)
     tiles = jnp.arange(max_tiles(N, num_experts, tile), dtype=jnp.int32)
     own = begins[None] & (tile_places[None] == tile * tiles[:, None])  # [tile, whether it begins with a pair]
-    sizes = jnp.minimum((left + unit - 1) & -unit, tile)
+    beginning = _sum(jnp.where(own, pairs[None], 0))
+    num_tiles = _sum(begins[None])
     return Arrangement(
         places=places,
         pairs=_sum(jnp.where(places[None] == rows[:, None], pairs[None], 0)),
-        experts=_sum(jnp.where(own, ids[None], 0)),
-        firsts=_sum(jnp.where(own, places[None], 0)),
-        sizes=_sum(jnp.where(own, sizes[None], 0)),
-        num_tiles=_sum(begins[None]),
+        experts=jnp.minimum(ids[beginning], num_experts - 1),
+        firsts=places[beginning],
+        sizes=jnp.where(tiles < num_tiles, jnp.minimum((left[beginning] + unit - 1) & -unit, tile), 0),
+        num_tiles=num_tiles,
     )
 
 

@@ -48,7 +48,7 @@ def experts_f32(
         return [jnp.zeros((R, k, weight.shape[1]), jnp.float32) for weight in weights]
     if used is not None:
         ids = jnp.where(used[:, None], ids, num_experts)
-    arranged = arrange(ids.reshape(-1), num_experts, tile=TILE_ROWS, unit=COPY_ROWS)
+    arranged = arrange(ids, num_experts, tile=TILE_ROWS, unit=COPY_ROWS)
     pairs = jnp.pad(arranged.pairs, (0, TILE_ROWS))  # a copy may end past its tile's rows
     padded_in = max(up_to(num_in, BLOCK_IN), linear.LEAST)
     x = x[pairs // k] if x.ndim == 2 else x.reshape(R * k, num_in)[pairs]

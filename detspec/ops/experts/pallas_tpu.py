@@ -75,7 +75,7 @@ def experts_f32(
 def _products(x: jax.Array, ids: jax.Array, *, weights: Sequence[jax.Array], interpret: bool) -> list[jax.Array]:
     """`experts_f32` of at most MAX_PAIRS pairs."""
     R, k = ids.shape
-    arranged = arrange(ids.reshape(-1), weights[0].shape[0], tile=TILE_ROWS, unit=1)
+    arranged = arrange(ids, weights[0].shape[0], tile=TILE_ROWS, unit=1)
     rows = arranged.pairs if x.ndim == 3 else arranged.pairs // k  # whose inputs a place takes
     block_in = min(IN_BLOCKS * BLOCKS[x.dtype][1], x.shape[-1])
     words = _words(x.reshape(-1, x.shape[-1]), block_in)
