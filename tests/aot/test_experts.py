@@ -1,6 +1,7 @@
 """Products with the weights of experts compile for the targets, in layers of published shapes, and copy none of the weights."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,15 @@ from prove_stages.experts import numerics_of, shapes_of
 from prove_stages.programs import Setting
 from prove_stages.sizes import FULL, Experts
 
+from detspec.generation.init import init_state
+from detspec.generation.prefill import prefill
+from detspec.model.dense import with_fields
+from detspec.model.experts import MixtureOfExperts
+from detspec.model.params import param_shapes
 from detspec.ops.experts.api import experts_fn
+from detspec.presets import preset
 from detspec.target_compilers import Compiled, compile_for
-from detspec.targets import target
+from detspec.targets import canonical_schedule, target
 
 MIXTRAL = Experts("Mixtral 8x7B", 8, 2, 4096, 14336)
 PARTS = ("gate and up", "down")
@@ -45,3 +52,20 @@ def test_experts_on_gpus_spill_no_register(part: str, capfd, monkeypatch):
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     compiled("h100", FULL.experts[0], 48, part)
     assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", capfd.readouterr().out) == [("0", "0")]
+
+
+@pytest.mark.parametrize(("name", "kernels"), [("h200", 2), ("v6e:2x2", 3)])
+def test_pass_of_a_model_runs_the_kernels_of_experts_without_a_copy_of_their_weights(name: str, kernels: int):
+    """Gate and up are one kernel on a GPU, two on a TPU. The last of two layers has none: prefill reads no logits."""
+    experts = MixtureOfExperts(24, 4, 384, renormalised=True)
+    cfg = with_fields(preset("qwen3_0_6b"), num_layers=2, d_model=256, vocab_size=512, experts=experts)
+    schedule = canonical_schedule(target(name), cfg).with_numerics(linear="pinned")
+    room = {"max_requests": 8, "max_len": 256, "max_stop_ids": 2, "max_logit_bias": 2}
+    state = jax.eval_shape(partial(init_state, cfg, **room, schedule=schedule))
+    params = param_shapes(cfg)
+    hlo = compile_for(target(name), lambda params, state: prefill(params, cfg, state, schedule=schedule), params, state).hlo
+    calls = [
+        line for line in hlo.splitlines() if kernel_calls(line, target(name).platform) and re.search(r"bf16\[24,\d+,\d", line)
+    ]
+    assert len(calls) == kernels
+    assert pool_moves(hlo, (params["layers"][0]["experts_up"],)) == []
