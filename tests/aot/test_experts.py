@@ -46,6 +46,15 @@ def test_experts_compile_for_target_without_a_copy_of_their_weights(name: str, s
     assert found.temp_bytes < 2 * weights[0].size / 10
 
 
+@pytest.mark.parametrize("outputs", [96, 360])
+def test_eighth_of_an_expert_is_not_padded_on_a_gpu(outputs: int):
+    """The outputs of Qwen3 30B-A3B and gpt-oss 20B that one of eight chips has: less than a block, and a block that is cut."""
+    multiply = experts_fn(numerics_of(Setting.of_target(FULL, target("h100"))))
+    x, weight = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((32, 2048), (128, outputs, 2048)))
+    found = compile_for(target("h100"), multiply, x, jax.ShapeDtypeStruct((32, 8), jnp.int32), weight)
+    assert found.temp_bytes < weight.size  # half of its bytes
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_experts_on_gpus_spill_no_register(part: str, capfd, monkeypatch):
     """As ptxas says of a number of rows that is compiled nowhere else: a process keeps what it has compiled."""

@@ -6,7 +6,8 @@
 2. A table names each tile's expert, first row and number of rows. A thread block takes the tiles that exist, whose number the
    table holds. Tiles of one expert follow each other at the same block of outputs, so its weights come from memory once.
 3. Of a tile only rows in use are read, rounded up to 8, 16, 32 or 64, and written, rounded up to COPY_ROWS. What the rest of a
-   tile holds no other row sees.
+   tile holds no other row sees. The last block of a weight has only the outputs that exist, as chips that share an expert need;
+   what the rest of it gives is cut off. Other inputs than multiples of 64 are padded, in each pass.
 
 Bytes besides weights, for a Qwen3-30B-A3B layer (128 experts of 768, 8 a row, 2048 wide) and 256 rows: the gathered rows are
 2,048 + 7 x 128 at most. Written and read they are 24 MB of bfloat16 for gate and up, 9 MB for down; the float32 results are 18
@@ -14,7 +15,7 @@ and 24 MB, and gathered back into the order of rows another 25 and 34 MB. That i
 with 32 rows it is 36 MB, 3 %. A tile's 64 rows cost 64 FLOP per byte of weights, as in pinned products.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -28,7 +29,7 @@ from detspec.errors import InputError
 from detspec.ops.experts.arrange import Arrangement, arrange
 from detspec.ops.gpu_simulator import simulator
 from detspec.ops.linear import pallas_gpu as linear
-from detspec.ops.linear.pallas_gpu import BLOCK_IN, BLOCK_OUT, COPY_ROWS, PARTS, TILE_ROWS, Ring, of_each_weight, up_to
+from detspec.ops.linear.pallas_gpu import BLOCK_IN, BLOCK_OUT, COPY_ROWS, PARTS, TILE_ROWS, Ring, up_to
 
 STAGES = linear.STAGES[1]
 COPIES = (8, 16, 32, 64)  # rows of a tile that are fetched
@@ -50,31 +51,35 @@ def experts_f32(
         ids = jnp.where(used[:, None], ids, num_experts)
     arranged = arrange(ids, num_experts, tile=TILE_ROWS, unit=COPY_ROWS)
     pairs = jnp.pad(arranged.pairs, (0, TILE_ROWS))  # a copy may end past its tile's rows
-    padded_in = max(up_to(num_in, BLOCK_IN), linear.LEAST)
     x = x[pairs // k] if x.ndim == 2 else x.reshape(R * k, num_in)[pairs]
-    x = jnp.pad(x, ((0, 0), (0, padded_in - num_in)))
-    y = _products(x, arranged, [linear.padded(weight, padded_in) for weight in weights], interpret)
-    starts = accumulate((max(up_to(weight.shape[1], linear.COLUMNS // 2), linear.LEAST) for weight in weights), initial=0)
+    added_in = max(up_to(num_in, BLOCK_IN), linear.LEAST) - num_in
+    whole = [
+        jnp.pad(weight, ((0, 0), (0, -weight.shape[1] % COPY_ROWS), (0, added_in)))
+        if added_in or weight.shape[1] % COPY_ROWS
+        else weight
+        for weight in weights
+    ]
+    y = _products(jnp.pad(x, ((0, 0), (0, added_in))), arranged, whole, interpret)
     found = y.at[arranged.places].get(mode="fill", fill_value=0).reshape(R, k, -1)
+    starts = accumulate((up_to(weight.shape[1], BLOCK_OUT) for weight in weights), initial=0)
     return [found[..., start : start + weight.shape[1]] for start, weight in zip(starts, weights, strict=False)]
 
 
 def _products(x: jax.Array, arranged: Arrangement, weights: Sequence[jax.Array], interpret: bool) -> jax.Array:
-    """Products of arranged rows `x [rows, in]`: float32 `[rows, outputs of all weights]`, undefined where no tile is."""
-    sizes = [weight.shape[1] for weight in weights]
-    columns = linear.COLUMNS // 2 if any(size % linear.COLUMNS for size in sizes) else linear.COLUMNS
+    """Products of arranged rows `x [rows, in]`, whole blocks of outputs of each weight, float32; undefined where no tile is."""
+    blocks = sum(-(-weight.shape[1] // BLOCK_OUT) for weight in weights)
     num_steps = x.shape[1] // BLOCK_IN
     steps = -(-num_steps // PARTS)  # steps of a part; the last one may have fewer
     parts = -(-num_steps // steps)
-    items = arranged.experts.size * sum(-(-size // BLOCK_OUT) for size in sizes)  # at most
+    items = arranged.experts.size * blocks  # at most
     is_cut = parts > 1 and items < linear.PROCESSORS
     y = plgpu.kernel(
         partial(_multiply, steps=steps, is_cut=is_cut, interpret=interpret),
-        out_type=jax.ShapeDtypeStruct((parts if is_cut else 1, x.shape[0], sum(sizes)), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((parts if is_cut else 1, x.shape[0], blocks * BLOCK_OUT), jnp.float32),
         scratch_types=[
             plgpu.SMEM((STAGES, TILE_ROWS, BLOCK_IN), x.dtype, transforms=linear.swizzle(BLOCK_IN, 2)),
             plgpu.SMEM((STAGES, BLOCK_OUT, BLOCK_IN), x.dtype, transforms=linear.swizzle(BLOCK_IN, 2)),
-            plgpu.SMEM((TILE_ROWS, BLOCK_OUT), jnp.float32, transforms=linear.swizzle(columns, 4)),
+            plgpu.SMEM((TILE_ROWS, BLOCK_OUT), jnp.float32, transforms=linear.swizzle(linear.COLUMNS, 4)),
             plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=1, num_barriers=STAGES),
         ],
@@ -99,7 +104,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
     """
     experts, firsts, sizes, num_tiles_ref, *weights, y_gmem, x_ring, weight_ring, y_smem, arrived, free = refs
     ring = Ring(x_ring, weight_ring, arrived, free)
-    blocks = sum(-(-weight.shape[1] // BLOCK_OUT) for weight in weights)
+    blocks = y_gmem.shape[2] // BLOCK_OUT
     num_steps = x_gmem.shape[1] // BLOCK_IN
     num_tiles = num_tiles_ref[0]
     num_items = y_gmem.shape[0] * blocks * num_tiles
@@ -124,7 +129,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
         expert = experts[item.row_block]
         first_row, rows = rows_of(item)
 
-        def fetch_all(weight: Any, first_out: jax.Array, _: jax.Array) -> None:
+        def fetch_all(weight: Any, first_out: jax.Array | int, outputs: int) -> None:
             def fetch(step: jax.Array, _: None) -> None:
                 place = position + step - item.first
                 slot = jax.lax.rem(place, STAGES)
@@ -134,8 +139,8 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
                     plgpu.barrier_wait(free.at[slot])
 
                 inputs = pl.ds(step * BLOCK_IN, BLOCK_IN)
-                block = weight.at[expert, pl.ds(first_out, BLOCK_OUT), inputs]
-                plgpu.copy_gmem_to_smem(block, weight_ring.at[slot], arrived.at[slot])
+                block = weight.at[expert, pl.ds(first_out, outputs), inputs]
+                plgpu.copy_gmem_to_smem(block, weight_ring.at[slot, pl.ds(0, outputs)], arrived.at[slot])
                 for copied in COPIES:  # one of them
 
                     @pl.when((rows <= copied) & (2 * rows > copied) if copied > COPIES[0] else rows <= copied)
@@ -145,7 +150,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
 
             jax.lax.fori_loop(item.first, item.last, fetch, None)
 
-        of_each_weight(weights, item.out_block, fetch_all)
+        _of_each_block(weights, item.out_block, fetch_all)
         return position + item.last - item.first
 
     def multiply_item(index: jax.Array, position: jax.Array) -> jax.Array:
@@ -165,15 +170,14 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
         plgpu.commit_smem()
         first_row, rows = rows_of(item)
 
-        def store(_: Any, __: jax.Array, column: jax.Array) -> None:
-            for row in range(0, TILE_ROWS, COPY_ROWS):
+        columns = pl.ds(item.out_block * BLOCK_OUT, BLOCK_OUT)
+        for row in range(0, TILE_ROWS, COPY_ROWS):
 
-                @pl.when(row < rows)
-                def store_rows(row: int = row) -> None:
-                    place = y_gmem.at[item.part, pl.ds(first_row + row, COPY_ROWS), pl.ds(column, BLOCK_OUT)]
-                    plgpu.copy_smem_to_gmem(y_smem.at[pl.ds(row, COPY_ROWS)], place)
+            @pl.when(row < rows)
+            def store_rows(row: int = row) -> None:
+                place = y_gmem.at[item.part, pl.ds(first_row + row, COPY_ROWS), columns]
+                plgpu.copy_smem_to_gmem(y_smem.at[pl.ds(row, COPY_ROWS)], place)
 
-        of_each_weight(weights, item.out_block, store)
         return position + item.last - item.first
 
     @pl.when(warpgroup == 1)
@@ -189,3 +193,16 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
     def multiplier() -> None:
         jax.lax.fori_loop(0, num_own, multiply_item, jnp.int32(0))
         plgpu.wait_smem_to_gmem(0)
+
+
+def _of_each_block(weights: Sequence[Any], out_block: jax.Array, run: Callable[[Any, jax.Array | int, int], None]) -> None:
+    """Calls `run(weight, first output, number of outputs)` for the weight that a block belongs to; its last one may be cut."""
+    first_block = 0
+    for weight in weights:
+        whole, rest = divmod(weight.shape[1], BLOCK_OUT)
+        block = out_block - first_block
+        if whole:
+            pl.when((block >= 0) & (block < whole))(partial(run, weight, block * BLOCK_OUT, BLOCK_OUT))
+        if rest:
+            pl.when(block == whole)(partial(run, weight, whole * BLOCK_OUT, rest))
+        first_block += whole + bool(rest)
