@@ -35,7 +35,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+FIRST: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**GQA_1, "rope_parameters": {**ROPE, "rope_type": "default"}}),
     "llama_bias_tied": ("Llama", {**GQA_3, "attention_bias": True, "tie_word_embeddings": True}),
     "llama_linear": ("Llama", {**GQA_3, "rope_parameters": {**ROPE, "rope_type": "linear", "factor": 3.0}}),
@@ -160,12 +160,12 @@ OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GQA_8, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 9, "swiglu_limit": 0.6},
     ),
 }
-NEW = {**DENSE, **FUSED, **OF_LAYER_NORM, **OF_EXPERTS}
+CASES = {**FIRST, **DENSE, **FUSED, **OF_LAYER_NORM, **OF_EXPERTS}
 
 
 def build(name: str, **sizes: Any) -> Any:
     """The transformers model of a case in float32; matrices have deviation `1/sqrt(in)`, vectors differ from 0 and 1."""
-    family, changes = {**CASES, **NEW}[name]
+    family, changes = CASES[name]
     if family == "Qwen2":
         changes = {key: value for key, value in changes.items() if key != "head_dim"}  # Qwen2 has D / N
     shape = {**SIZES, **changes, **sizes}

@@ -26,7 +26,7 @@ import transformers
 
 sys.path += [str(Path(__file__).parents[2])]
 
-from cases import CASES, NEW, logits, token_rows, write
+from cases import CASES, logits, token_rows, write
 
 from detspec.checkpoint.families.inert import INERT_KEYS
 from detspec.checkpoint.hf import load_hf
@@ -208,8 +208,7 @@ def fuzz(case: str, share: int = 1) -> Iterator[tuple[str, str]]:
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = {**CASES, **NEW}
-    parser.add_argument("--cases", nargs="+", default=list(every), choices=every, metavar="NAME")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="NAME")
     parser.add_argument("--all", action="store_true", help="print what transformers refuses and detspec loads, too")
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)

@@ -1,25 +1,30 @@
 """Every family compared with Hugging Face transformers: logits at every position, with and without cache; greedy texts."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from cases import CASES, greedy, token_rows, write
 from cases import logits as logits_of
+from safetensors.torch import load_file
 
 import detspec as ds
 from detspec.cache import init_cache
 from detspec.checkpoint.hf import save_hf
-from detspec.draft.given import NONE
-from detspec.draft.source import Drafter
+from detspec.checkpoint.hf_config import family_of
+from detspec.checkpoint.tensors import named_tensors
+from detspec.checkpoint.which_family import find_family
 from detspec.model.transformer import forward, forward_sequences
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import Windows
 
 TOLERANCE = 2e-5  # relative to the largest logit: float32 sums in another order
+PROMPT = 56
 NUM_NEW = 64
-
 
 pass_of = jax.jit(forward, static_argnames=("cfg", "numerics"))
 sequences_of = jax.jit(forward_sequences, static_argnames="cfg")
@@ -27,10 +32,11 @@ sequences_of = jax.jit(forward_sequences, static_argnames="cfg")
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
-    """A transformers model and our model, both loaded from the same files."""
+    """A transformers model and our model, both loaded from the same files, and greedy texts of the former after prompts."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs = write(request.param, folder)
-    yield theirs, ds.load(folder), folder
+    texts = [prompt + greedy(theirs, prompt, NUM_NEW) for prompt in token_rows(2, PROMPT)]
+    yield theirs, ds.load(folder), folder, texts
     jax.clear_caches()  # compiled programs hold memory mappings, and a process may have 65530
 
 
@@ -62,39 +68,38 @@ def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 def test_logits_of_whole_sequences(pair):
-    theirs, model, _ = pair
-    rows = list(token_rows(2))
-    assert_close(np.asarray(sequences_of(model.params, model.cfg, jnp.asarray(rows))[0]), logits_of(theirs, rows))
+    theirs, model, _, texts = pair
+    assert_close(np.asarray(sequences_of(model.params, model.cfg, jnp.asarray(texts))[0]), logits_of(theirs, texts))
 
 
-def test_logits_through_the_cache(pair):
+def test_logits_and_greedy_choices_through_the_cache(pair):
     """In windows of 32: each lies in two pages of 16, and the last is not full."""
-    theirs, model, _ = pair
-    rows = list(token_rows(2))
-    assert_close(cached_logits(model, rows, 32), logits_of(theirs, rows))
+    theirs, model, _, texts = pair
+    found = cached_logits(model, texts, 32)
+    assert_close(found, logits_of(theirs, texts))
+    chosen = found[:, PROMPT - 1 : -1].argmax(-1)
+    np.testing.assert_array_equal(chosen, np.asarray(texts)[:, PROMPT:])
 
 
-def test_greedy_texts(pair):
-    theirs, model, _ = pair
-    prompts = [row[:n] for row, n in zip(token_rows(3), (1, 30, 77), strict=True)]
-    expected = [greedy(theirs, prompt, NUM_NEW) for prompt in prompts]
-    sampling = ds.SamplingParams(max_tokens=NUM_NEW, ignore_eos=True)
-    schedule = Schedule(Numerics(page=16), Budget(48, 16))  # drafts change no bit, and are half of the program
-    state = ds.generate(model.params, model.cfg, prompts, sampling, schedule=schedule, drafter=Drafter(NONE))
-    found = [row[len(p) : len(p) + NUM_NEW] for row, p in zip(state.tokens.tolist(), prompts, strict=True)]
-    assert found == expected
+def test_folder_written_by_us_holds_the_same_bits(pair, tmp_path):
+    """Under the names of its own family, and in the folder of the first family that says as much."""
+    theirs, model, folder, texts = pair
+    family = find_family(json.loads((folder / "config.json").read_text()), [])
+    ours = named_tensors(family.tensor_names(model.cfg), model.params)
+    stored = load_file(folder / "model.safetensors")
+    assert ours.keys() == stored.keys()
+    for name, tensor in stored.items():
+        np.testing.assert_array_equal(np.asarray(ours[name]), tensor.numpy(), name)
 
-
-def test_folder_written_by_us_is_read_by_transformers_to_the_same_bits(pair, tmp_path):
-    theirs, model, _ = pair
     save_hf(tmp_path / "ours", model.cfg, model.params, eos_ids=model.eos_ids)
     again = ds.load(tmp_path / "ours")
     assert (again.cfg, again.digest, again.eos_ids) == (model.cfg, model.digest, model.eos_ids)
-    reread = type(theirs).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
-    for (name, before), (other, after) in zip(
-        sorted(theirs.state_dict().items()), sorted(reread.state_dict().items()), strict=True
-    ):
-        assert name == other
-        assert torch.equal(before, after), name
-    rows = list(token_rows(1))
-    np.testing.assert_array_equal(logits_of(reread, rows), logits_of(theirs, rows))
+    reread = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    assert_close(logits_of(reread, texts), logits_of(theirs, texts))
+    if family_of(model.cfg) is family:
+        assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == theirs.config.model_type
+        before, after = theirs.state_dict(), reread.state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

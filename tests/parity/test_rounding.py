@@ -35,7 +35,7 @@ def test_bfloat16_is_no_further_from_float32_than_transformers(case, tmp_path):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("case", ["smollm3", "gpt_neox", "qwen3_moe"])
+@pytest.mark.parametrize("case", ["gemma3", "gpt_neox", "qwen3_moe"])
 def test_greedy_texts_of_an_engine(case, tmp_path):
     theirs = write(case, tmp_path)
     prompts = [row[:n] for row, n in zip(token_rows(3), (1, 30, 77), strict=True)]
