@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.families.experts import ERNIE_MOE
+from detspec.checkpoint.families.corrected_experts import ERNIE_MOE
 from detspec.checkpoint.hf import load_hf, save_hf
 from detspec.checkpoint.load import cast_params
 from detspec.errors import InputError

@@ -4,18 +4,9 @@ A new family is one more `Family`. Weights are not converted: matrices are `[out
 of names is enough.
 """
 
+from detspec.checkpoint.families.corrected_experts import ERNIE_MOE, GLM4_MOE, MINIMAX_M2
 from detspec.checkpoint.families.dense import GEMMA2, GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3
-from detspec.checkpoint.families.experts import (
-    ERNIE_MOE,
-    GLM4_MOE,
-    GRANITE_MOE,
-    HUNYUAN_MOE,
-    MINIMAX_M2,
-    MIXTRAL,
-    OLMOE,
-    QWEN2_MOE,
-    QWEN3_MOE,
-)
+from detspec.checkpoint.families.experts import GRANITE_MOE, HUNYUAN_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from detspec.checkpoint.families.family import Family
 from detspec.checkpoint.families.gpt_oss import GPT_OSS
 from detspec.checkpoint.families.layer_norm import GPT2, GPT_NEOX, NEMOTRON, OPT, STARCODER2

@@ -3,7 +3,7 @@
 import dataclasses
 
 from detspec.checkpoint.families.dense import LLAMA
-from detspec.checkpoint.families.experts import ROUTER_TRAINING, experts_rule
+from detspec.checkpoint.families.expert_keys import ROUTER_TRAINING, experts_rule
 from detspec.checkpoint.families.family import FIXED, LLAMA_NAMES, MLP_NAMES, RopeKeys, inert, without
 from detspec.checkpoint.layout import in_layer
 
