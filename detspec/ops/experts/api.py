@@ -12,6 +12,8 @@ from detspec.ops.linear.api import rounded_or_floats
 from detspec.ops.linear.int8 import QTensor, check_inputs
 from detspec.schedule import Numerics
 
+# Their kernels run with linear "xla", too: ordinary decoding on TPUs has XLA's products, which would read every expert.
+KERNELS_FOR_XLA = ("pallas_tpu",)
 Matrices = jax.Array | QTensor  # weights [E, out, in], a matrix for each expert
 # (x [..., in] or [..., k, in], ids [..., k], weights [E, out, in], ...) -> float32 [..., k, out], ...
 ExpertsFn = Callable[..., tuple[jax.Array, ...]]
@@ -43,7 +45,7 @@ def experts_fn(numerics: Numerics, used: jax.Array | None = None) -> ExpertsFn:
         of_rows = ids.reshape(-1, ids.shape[-1])
         if rounded:
             found = operations(numerics).int8_experts_f32(rows, of_rows, rounded, used)
-        elif numerics.linear == "xla":
+        elif numerics.linear == "xla" and numerics.implementation not in KERNELS_FOR_XLA:
             found = xla.experts_f32(rows, of_rows, floats)
         else:
             found = operations(numerics).experts_f32(rows, of_rows, floats, used)
