@@ -61,6 +61,14 @@ GPT_2: dict[str, Any] = {
 PYTHIA: dict[str, Any] = {**LAYER_NORM, "activation": "gelu", "parallel": True, "rotary_dim": 32}
 QWEN_EXPERTS = MixtureOfExperts(128, 8, 768, renormalised=True)
 MIXTRAL_EXPERTS = MixtureOfExperts(8, 2, 14336, renormalised=True)
+GPT_OSS: dict[str, Any] = {
+    **dict.fromkeys(("qkv_bias", "o_bias", "sinks"), True),
+    "rope_theta": 150000.0,
+    "rope_scaling": RopeScaling("yarn", 32.0, 4096, truncate=False, attention_factor=1.3465735902799727),
+    "sliding_window": 128,
+    "norm_eps": 1e-5,
+    "experts": MixtureOfExperts(32, 4, 2880, score="chosen", bias=True, clamp=7.0),
+}
 OLMO_EXPERTS = MixtureOfExperts(64, 8, 1024)
 
 
@@ -116,6 +124,7 @@ PRESETS = {
     # Of these, `d_ff` is that of an expert.
     "qwen3_30b_a3b": model(48, 2048, 32, 4, 128, 768, 151936, 40960, **QWEN, qk_norm=True, experts=QWEN_EXPERTS),
     "mixtral_8x7b": model(32, 4096, 32, 8, 128, 14336, 32000, 32768, rope_theta=1e6, norm_eps=1e-5, experts=MIXTRAL_EXPERTS),
+    "gpt_oss_20b": model(24, 2880, 64, 8, 64, 2880, 201088, 131072, **GPT_OSS, sliding_layers=(True, False) * 12),
     "olmoe_1b_7b": model(16, 2048, 16, 16, 128, 1024, 50304, 4096, **WIDE_NORMS, norm_eps=1e-5, experts=OLMO_EXPERTS),
 }
 

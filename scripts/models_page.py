@@ -50,8 +50,8 @@ Not tested:
   length, and longer texts are refused by engines.
 * Any model with experts on a GPU or TPU: [products with experts](measured_devices.md) ran on an H100 by themselves.
 
-Routers are in the dtype of the model, but for the bias that corrects one, which is float32. ERNIE stores routers in float32, and
-transformers keeps them so. Rounded to bfloat16, 2 of 960 rows of a random model with 64 experts chose other ones.
+Routers are in the dtype of the model, but for the bias that corrects one, which is float32. ERNIE stores routers in float32,
+and transformers keeps them so. Rounded to bfloat16, 2 of 960 rows of a random model with 64 experts chose other ones.
 """
 REFUSED = """\
 ## What is refused by name

@@ -39,6 +39,7 @@ PUBLISHED = {
     "pythia_6_9b": 6_857_302_016,
     "qwen3_30b_a3b": 30_532_122_624,
     "mixtral_8x7b": 46_702_792_704,
+    "gpt_oss_20b": 20_914_757_184,
     "olmoe_1b_7b": 6_919_161_856,
 }
 
@@ -72,6 +73,7 @@ def test_preset_is_what_some_hugging_face_config_says(name: str):
         "pythia": "gpt_neox",
         "mixtral": "mixtral",
         "olmoe": "olmoe",
+        "gpt_oss_20b": "gpt_oss",
         "qwen3_30b_a3b": "qwen3_moe",
     }
     short = name.split("_")[0].replace("llama3", "llama")
