@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.ops.experts import pallas_tpu
+from detspec.ops.experts import pallas_gpu, pallas_tpu
 from detspec.ops.experts.api import experts_fn
+from detspec.ops.linear import pallas_gpu as linear
 from detspec.ops.linear.int8 import QTensor, quantize
 from detspec.schedule import Numerics
 from tests.fakes import bits
@@ -86,6 +87,15 @@ class TestPallasGpu(PinnedExpertsContract):
     def run(self, x: np.ndarray, ids: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
         with memory_of_nan():
             return super().run(x, ids, *weights)
+
+    def test_bits_in_strips_of_a_block_and_with_all_parts_in_one_thread_block_stay(self, monkeypatch):
+        x, _, ids, weight = self.problem(-1)
+        [expected] = self.run(x, ids, weight)
+        monkeypatch.setattr(pallas_gpu, "STRIP", 1)
+        monkeypatch.setattr(linear, "PROCESSORS", 1)
+        traced_anew = jax.jit(lambda *args: pallas_gpu.experts_f32.__wrapped__(*args, [weight], interpret=True)[0])
+        with memory_of_nan():
+            assert (bits(traced_anew(x, ids)) == bits(expected)).all()
 
 
 @pytest.mark.programs(20)

@@ -4,7 +4,8 @@
    TILE_ROWS. A thread block multiplies a tile by 128 outputs of its expert's matrix, as `linear.pallas_gpu` does: one shape of
    instruction, the same parts of the inputs in the same order. So a row's bits are those of its pinned product.
 2. A table names each tile's expert, first row and number of rows. A thread block takes the tiles that exist, whose number the
-   table holds. Tiles of one expert follow each other at the same block of outputs, so its weights come from memory once.
+   table holds. A tile meets STRIP blocks of outputs at about the same time, which read its rows from the L2 cache. The next
+   tile meets the same blocks soon after: where it has the same expert, its weights come from the cache, too.
 3. Of a tile only rows in use are read, rounded up to 8, 16, 32 or 64, and written, rounded up to COPY_ROWS. What the rest of a
    tile holds no other row sees. The last block of a weight has only the outputs that exist, as chips that share an expert need;
    what the rest of it gives is cut off. Other inputs than multiples of 64 are padded, in each pass.
@@ -33,6 +34,7 @@ from detspec.ops.linear.pallas_gpu import BLOCK_IN, BLOCK_OUT, COPY_ROWS, PARTS,
 
 STAGES = linear.STAGES[1]
 COPIES = (8, 16, 32, 64)  # rows of a tile that are fetched
+STRIP = 16  # blocks of outputs that a tile meets at about the same time
 
 
 @partial(jax.jit, static_argnames=("interpret",))  # experts of one shape are lowered once
@@ -113,9 +115,11 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
     num_own = jax.lax.div(num_items - thread_block + thread_blocks - 1, thread_blocks)
 
     def item_of(index: jax.Array) -> linear.Item:
-        """Item number `index` of this thread block; all tiles have a block of outputs at about the same time."""
-        rest, tile = linear.divided(thread_block + index * thread_blocks, num_tiles)
-        part, out_block = linear.divided(rest, blocks)
+        """Item number `index` of this thread block: a strip of blocks of outputs, all its tiles, the blocks of each tile."""
+        part, rest = linear.divided(thread_block + index * thread_blocks, blocks * num_tiles)
+        strip, rest = linear.divided(rest, STRIP * num_tiles)
+        tile, out_block = linear.divided(rest, jnp.minimum(blocks - strip * STRIP, STRIP))
+        out_block = strip * STRIP + out_block
         last = jnp.minimum((part + 1) * steps, num_steps) if is_cut else jnp.int32(num_steps)
         return linear.Item(part, out_block, tile, part * steps, last)
 

@@ -279,7 +279,7 @@ def swizzle(columns: int, itemsize: int) -> tuple[Any, ...]:
     return plgpu.TilingTransform((COPY_ROWS, columns)), plgpu.SwizzleTransform(columns * itemsize)
 
 
-def divided(number: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:
+def divided(number: jax.Array, divisor: int | jax.Array) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder, of what is not negative."""
     return jax.lax.div(number, divisor), jax.lax.rem(number, divisor)
 
