@@ -17,6 +17,7 @@ from detspec.ops.linear.api import biased
 from detspec.ops.rounding import rounded
 
 SCORES = ("softmax", "sigmoid", "chosen")
+MAX_EXPERTS = 1024  # models that we know have up to 512; folders name each, in each layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,8 @@ class MixtureOfExperts:
         check_counts(
             self, "num", "active", "d_ff", "groups", "active_groups", *(("shared_d_ff",) if self.shared_d_ff != 0 else ())
         )
+        if self.num > MAX_EXPERTS:
+            raise InputError(f"MixtureOfExperts.num must be at most {MAX_EXPERTS}, got {self.num}")
         check_choice(self, "activation", tuple(ACTIVATION_FNS))
         check_choice(self, "score", SCORES)
         check_flags(self, "renormalised", "correction", "shared_gate", "bias")

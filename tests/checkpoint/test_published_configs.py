@@ -323,3 +323,43 @@ def test_longrope_has_the_factors_for_texts_up_to_the_original_length():
         "longrope", 32.0, original_max_position=4096, attention_factor=scaling.attention_factor, short_factors=(1.0,) * 48
     )
     assert scaling.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)  # log 32 over log 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "culprit"),
+    [
+        ("gpt2", {"n_layer": 2**31 - 1}, "num_layers must be a positive integer, at most 1000"),
+        ("gpt2", {"hidden_size": 700}, "n_embd and hidden_size contradict each other: [768, 700]"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true is not supported"),
+        ("gpt2", {"rope_theta": 1e4}, 'unknown keys {"rope_theta": 10000.0}'),
+        ("pythia_6_9b", {"partial_rotary_factor": 0.5}, 'unknown keys {"partial_rotary_factor": 0.5}'),
+        ("pythia_6_9b", {"rotary_pct": 1.5}, "rotary_pct must be one number in 0 .. 1, got [1.5]"),
+        (
+            "pythia_6_9b",
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "rotary_pct must be one number in 0 .. 1, got [0.25, 0.5]",
+        ),
+        ("phi4", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "accepted rope types: default, longrope"),
+        ("phi4", {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "lacks short_factor"),
+        ("smollm3_3b", {"no_rope_layers": [1, 0]}, "no_rope_layers must say 0 or 1 of each of the 36 layers"),
+        ("smollm3_3b", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("qwen3_30b_a3b", {"num_experts": 10**9}, "MixtureOfExperts.num must be at most 1024, got 1000000000"),
+        ("qwen3_30b_a3b", {"num_experts": 4}, "MixtureOfExperts.active (8) exceeds the 4 experts"),
+        ("qwen3_30b_a3b", {"mlp_only_layers": list(range(48))}, "no layer has experts"),
+        ("qwen3_30b_a3b", {"norm_topk_prob": "yes"}, "renormalised must be True or False"),
+        ("mixtral_8x7b", {"num_experts": 4}, "num_local_experts and num_experts contradict each other"),
+        ("olmoe_1b_7b", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
+        ("OPT 125M", {"word_embed_proj_dim": 512}, "embeddings of another width (512) than hidden_size (768)"),
+        ("OPT 125M", {"do_layer_norm_before": False}, "do_layer_norm_before = false is not supported"),
+        ("granite3_8b", {"model_type": "granitemoehybrid", "architectures": None}, "layers of Mamba are not supported"),
+        ("smollm3_3b", {"model_type": "nanochat"}, "norms without weights"),
+    ],
+)
+def test_config_that_makes_no_sense_or_is_not_supported_is_refused(name, changes, culprit):
+    config = {**CONFIGS, **{key: value for key, (_, value) in LARGE.items()}}[name]
+    problems: list[str] = []
+    changed = {**COMMON, **config, **changes}
+    family = find_family(changed, problems)
+    if family is not None:
+        read_fields(changed, family, problems)
+    assert culprit in "; ".join(problems)
