@@ -79,7 +79,7 @@ def with_own_names(hf_config: HfConfig, family: Family, problems: list[str]) -> 
 def read_rules(hf_config: HfConfig, family: Family, fields: Fields, problems: list[str]) -> Fields:
     """The fields that `family.rules` add, each to those before it; keys that make no sense are a problem."""
     added: Fields = {}
-    num_layers = fields.get("num_layers")
+    num_layers: Any = fields.get("num_layers")
     if family.rules and (not is_count(num_layers) or num_layers > MAX_LAYERS):
         problems.append(
             f"config.json: num_layers must be a positive integer, at most {MAX_LAYERS}, got {json.dumps(num_layers)}"
