@@ -66,7 +66,7 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     beyond = layers_beyond(family, hf_config, fields["num_layers"])
     left_out = {name: header for name, header in headers.items() if family.is_of_tower(name) or name.startswith(beyond)}
     headers = {name: header for name, header in headers.items() if name not in left_out}
-    cfg = build_config(family, hf_config, fields, headers, path)
+    cfg = build_config(fields, headers, path)
     shapes = param_shapes(cfg, sharding=sharding)
     check_cuts(shapes)
     names, wanted = fitting_names(family, cfg, shapes, headers)
@@ -141,7 +141,7 @@ def read_hf_config(path: str | Path) -> ModelConfig:
     problems.raise_if_any()
     assert family is not None
     headers = read_headers(path, Problems(path)) if fields["dtype"] is None else {}
-    return build_config(family, hf_config, fields, headers, path)
+    return build_config(fields, headers, path)
 
 
 def _read_family(path: Path, problems: Problems) -> tuple[Family | None, HfConfig, Format | None]:
@@ -166,10 +166,8 @@ def _read_family(path: Path, problems: Problems) -> tuple[Family | None, HfConfi
     return family if wrapper is None else wrapper.around(family), hf_config, read_quantization(hf_config, problems)
 
 
-def build_config(
-    family: Family, hf_config: HfConfig, fields: dict[str, Any], tensors: dict[str, Header], path: Path
-) -> ModelConfig:
-    """The `ModelConfig` of a `family` and the `fields` of its dense model, with the files' dtype where the config names none.
+def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path) -> ModelConfig:
+    """The `ModelConfig` of the `fields` that a config gives, with the files' dtype where it names none.
 
     Raises `InputError` if there is no such model.
     """
@@ -180,7 +178,7 @@ def build_config(
             raise InputError(f"{path}: config.json names no dtype and its tensors have {dtypes}")
         fields = {**fields, "dtype": found[0]}
     try:
-        return family.layers(dense_config(**fields), hf_config)
+        return dense_config(**fields)
     except ValueError as error:
         raise InputError(f"{path}: config.json: {error}") from error
 

@@ -35,7 +35,7 @@ def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> Fie
     hf_config = with_own_names(hf_config, family, problems)
     ruled = {key for rule in family.rules for key in rule.keys}
     read = {*family.fields, *family.fixed, *ruled, *rope_keys(family.rope), *DTYPE_KEYS, *SLIDING_KEYS, *QUANTIZATION_KEYS}
-    known = {*read, *family.layer_keys, *family.inert, *INERT_KEYS}
+    known = {*read, *family.inert, *INERT_KEYS}
     if unknown := {key: value for key, value in hf_config.items() if key not in known and value is not None}:
         problems.append(f"config.json: unknown keys {json.dumps(unknown)}; they may change the computation")
     hf_config = {**family.defaults, **{k: v for k, v in hf_config.items() if v is not None or k in NULLABLE}}

@@ -14,14 +14,14 @@ from safetensors.numpy import load_file, save_file
 
 from detspec.checkpoint.families import FAMILIES
 from detspec.checkpoint.families.dense import LLAMA
-from detspec.checkpoint.families.family import LLAMA_NAMES
+from detspec.checkpoint.families.family import LLAMA_NAMES, Rule
 from detspec.checkpoint.families.inert import INERT_KEYS
 from detspec.checkpoint.files import write_tensors
 from detspec.checkpoint.hf import load_hf, save_hf
 from detspec.checkpoint.hf_config import DTYPE_KEYS, read_fields
 from detspec.checkpoint.tensors import named_tensors
 from detspec.checkpoint.which_family import find_family
-from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
+from detspec.config import RopeScaling, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import Params, init_params, num_params
@@ -360,15 +360,13 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
 
 
 def test_family_whose_layers_differ_is_a_value(tmp_path, monkeypatch):
-    """Every second layer rotates nothing, as in SmolLM3: a function of the config's keys gives the pattern."""
+    """Every second layer rotates nothing, as in SmolLM3: a rule reads it from a key."""
 
-    def unrotated(cfg: ModelConfig, hf_config: dict[str, Any]) -> ModelConfig:
-        layer = cfg.layer(0)
-        plain = dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, positions="none"))
-        return dataclasses.replace(cfg, kinds=(plain, layer), pattern=tuple(hf_config["no_rope_layers"]))
+    def read_unrotated(hf_config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+        return {"unrotated_layers": tuple(not rotates for rotates in hf_config["no_rope_layers"])}
 
-    keys = frozenset({"no_rope_layers"})
-    family = dataclasses.replace(LLAMA, model_type="odd", architecture="Odd", layers=unrotated, layer_keys=keys)
+    rule = Rule(frozenset({"no_rope_layers"}), read_unrotated, lambda flat: {})
+    family = dataclasses.replace(LLAMA, model_type="odd", architecture="Odd", rules=(rule,))
     folder = make_folder(tmp_path / "model", num_layers=2, qkv_bias=False, qk_norm=False, post_norms=False, o_bias=False)
     edit_config(folder, model_type="odd", architectures=["Odd"], no_rope_layers=[1, 0])
     with pytest.raises(InputError, match="unsupported model_type 'odd'"):

@@ -140,9 +140,6 @@ class Family:
     aliases: dict[str, str] = dataclasses.field(default_factory=dict)  # other names of config keys -> the names above
     inert: dict[str, str] = dataclasses.field(default_factory=dict)  # keys that change nothing in this family -> the reason
     rope: RopeKeys | None = RopeKeys()  # None if it rotates nothing and has no such keys
-    # Changes the kinds of layers and their pattern, where the family has others than a dense model: takes that, and the config.
-    layers: Callable[[ModelConfig, HfConfig], ModelConfig] = lambda cfg, hf_config: cfg
-    layer_keys: frozenset[str] = frozenset()  # config keys that `layers` reads
     # Each turns `names` into what some folders have instead; those that most tensors of a folder are in are taken.
     variants: tuple[Callable[[TensorNames], TensorNames], ...] = ()
     buffers: str = BUFFERS  # tensors that are passed over, as a regular expression
