@@ -21,7 +21,7 @@ from detspec.checkpoint.families.family import (
 )
 from detspec.checkpoint.layout import in_layer
 
-# In tokens ids and names of other tokenizers, which Tencent's configs carry.
+# Ids of tokens, and a number of them, that Tencent's configs carry.
 TENCENT_IDS = "eod_token_id pad_id im_start_id im_end_id im_newline_id text_start_id text_end_id mask_init_id org_vocab_size"
 
 
