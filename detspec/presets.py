@@ -1,4 +1,4 @@
-"""Named model shapes for benchmarks and planning with random weights: published ones of each family, and two of our own.
+"""Named model shapes for benchmarks and planning with random weights: published ones of each family, and three of our own.
 
 Published shapes come from the `config.json` files on Hugging Face. This module has no weights; `load` reads those.
 """
@@ -59,6 +59,7 @@ GPT_2: dict[str, Any] = {
     "position_encoding": "none",
 }
 PYTHIA: dict[str, Any] = {**LAYER_NORM, "activation": "gelu", "parallel": True, "rotary_dim": 32}
+SMALL_EXPERTS = MixtureOfExperts(32, 8, 256, renormalised=True)
 QWEN_EXPERTS = MixtureOfExperts(128, 8, 768, renormalised=True)
 MIXTRAL_EXPERTS = MixtureOfExperts(8, 2, 14336, renormalised=True)
 GPT_OSS: dict[str, Any] = {
@@ -93,6 +94,8 @@ PRESETS = {
     "tiny_python": model(4, 256, 4, 2, 64, 688, 2048, 1024),
     # 100.7 M weights, 201 MB: reading them takes most of a decode step.
     "random_100m": model(12, 768, 12, 4, 64, 2048, 16384, 4096),
+    # 311.8 M weights, 624 MB, of which a row takes 99 M.
+    "random_moe_300m": model(14, 768, 12, 4, 64, 256, 16384, 4096, **QWEN, qk_norm=True, experts=SMALL_EXPERTS),
     # Published shapes.
     "llama3_2_1b": model(
         16, 2048, 32, 8, 64, 8192, 128256, 131072, **LLAMA_3, tie_embeddings=True, rope_scaling=llama3_scaling(32.0)

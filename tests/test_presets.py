@@ -75,6 +75,7 @@ def test_preset_is_what_some_hugging_face_config_says(name: str):
         "olmoe": "olmoe",
         "gpt_oss_20b": "gpt_oss",
         "qwen3_30b_a3b": "qwen3_moe",
+        "random_moe_300m": "qwen3_moe",
     }
     short = name.split("_")[0].replace("llama3", "llama")
     assert family.model_type == expected.get(name, expected.get(short, "llama"))

@@ -208,10 +208,27 @@ def test_rotation_of_interleaved_pairs_gives_the_same_scores(tensors):
         ("lm_head.weight", "output.weight"),
         ("model.layers.11.self_attn.q_proj.weight", "blk.11.attn_q.weight"),
         ("model.layers.0.post_attention_layernorm.weight", "blk.0.ffn_norm.weight"),
+        ("model.layers.13.self_attn.k_norm.weight", "blk.13.attn_k_norm.weight"),
+        ("model.layers.1.mlp.gate.weight", "blk.1.ffn_gate_inp.weight"),
+        ("model.layers.2.mlp.experts.down_proj.weight", "blk.2.ffn_down_exps.weight"),
     ],
 )
 def test_gguf_name_is_llama_cpps(tensors, name, expected):
     assert tensors.gguf_name(name) == expected
+
+
+def test_stack_experts_makes_one_tensor_of_a_layers_matrices_in_the_order_of_experts(tensors):
+    """Two layers of eleven experts, whose names come in another order than their numbers."""
+    names = sorted(f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight" for layer in range(2) for expert in range(11))
+    parts = [(name, np.full((3, 2), index, np.uint16)) for index, name in enumerate(names)]
+    norm = ("model.norm.weight", np.ones(2, np.uint16))
+    found = dict(tensors.stack_experts([*parts, norm], 11))
+    assert found.keys() == {"model.norm.weight", *(f"model.layers.{layer}.mlp.experts.up_proj.weight" for layer in range(2))}
+    assert found["model.layers.1.mlp.experts.up_proj.weight"].shape == (11, 3, 2)
+    order = [11, 12, 14, 15, 16, 17, 18, 19, 20, 21, 13]  # of the second layer: 0, 1, 10, 2, 3, ...
+    assert found["model.layers.1.mlp.experts.up_proj.weight"][:, 0, 0].tolist() == order
+    with pytest.raises(ValueError, match=r"experts are missing of model\.layers\.0\.mlp\.experts\.up_proj\.weight"):
+        list(tensors.stack_experts(parts[1:], 11))
 
 
 def test_read_safetensors_gives_bits_and_refuses_other_dtypes(tensors, tmp_path):

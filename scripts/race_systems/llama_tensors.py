@@ -1,7 +1,8 @@
-"""The tensors of a Llama-like Hugging Face folder, and their names and row order in llama.cpp."""
+"""The tensors of Hugging Face folders like Llama's and Qwen3-MoE's, and their names, row order and stacks in llama.cpp."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,19 @@ IN_A_LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
+OF_AN_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def read_safetensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -32,6 +40,23 @@ def read_safetensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
                 raise ValueError(f"{name} in {path} must be BF16, got {entry['dtype']}")
             first, end = entry["data_offsets"]
             yield name, np.array(data[first:end]).view(np.uint16).reshape(entry["shape"])
+
+
+def stack_experts(tensors: Iterable[tuple[str, np.ndarray]], num_experts: int) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors, but one `...experts.up_proj.weight` [E, F, D] for all `...experts.7.up_proj.weight` [F, D]."""
+    matrices: dict[str, dict[int, np.ndarray]] = {}
+    for name, bits in tensors:
+        found = OF_AN_EXPERT.search(name)
+        if not found:
+            yield name, bits
+            continue
+        stacked = OF_AN_EXPERT.sub(".experts.", name)
+        matrices.setdefault(stacked, {})[int(found[1])] = bits
+        if len(matrices[stacked]) == num_experts:
+            whole = matrices.pop(stacked)
+            yield stacked, np.stack([whole[expert] for expert in range(num_experts)])
+    if matrices:
+        raise ValueError(f"experts are missing of {', '.join(matrices)}")
 
 
 def gguf_name(name: str) -> str:
