@@ -35,7 +35,13 @@ from detspec.presets import preset
 SHORT, LONG = 16, 80  # new tokens of the two texts whose traces are compared
 PROMPT_LEN = 64
 PARTS = ("products", "attention", "moves", "sampling", "rest of layers", "host")
-CALLS = {"detspec_linear": "products", "detspec_attention": "attention", "detspec_append": "moves", "detspec_take": "moves"}
+CALLS = {
+    "detspec_linear": "products",
+    "detspec_experts": "products",
+    "detspec_attention": "attention",
+    "detspec_append": "moves",
+    "detspec_take": "moves",
+}
 
 OPERATION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (?:\([^=]*\)|\S+) ([\w-]+)\(")  # its name and its kind
 HOLDERS = ("while", "conditional", "call")
