@@ -106,8 +106,8 @@ def check_theorem(data: st.DataObject, shape: Shape, source: str, seen: Counter)
 
 # Only these three have the rotary scaling of Llama 3, one KV head under a sliding window, and a bias of o.
 SWEPT = ("llama", "mistral", "qwen3")
-# Kinds of layers whose mixer or feed-forward part is another one; the others change values alone.
-TRIED = ("post norms, width norms", "parallel", "learned positions", "shared experts")
+# Kinds of layers whose mixer or feed-forward part is another one, and factors before sums; the others change values alone.
+TRIED = ("post norms, width norms", "scales", "parallel", "learned positions", "shared experts")
 
 
 def check_examples(shape: Shape, source: str, max_examples: int) -> None:
