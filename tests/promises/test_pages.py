@@ -8,6 +8,9 @@ Pages that are copied from each other in one program do not hold what they shoul
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import pytest
+
+from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.request import Completion
 from detspec.riders.counters import Stats
@@ -16,6 +19,8 @@ from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import facts, make_engine, ordinary
 from tests.engine.mixed_requests import SHUFFLED, mixed_requests, run
 from tests.engine.scored import bits, texts_of
+from tests.fakes import random_model
+from tests.mesh.shapes import KINDS, job
 
 
 @contextlib.contextmanager
@@ -44,6 +49,16 @@ def test_too_few_pages_preempt_and_change_nothing(mixed_alone, eight_rows):
         assert run(eight_rows, held=24) == mixed_alone
         assert run(eight_rows, SHUFFLED, held=24) == mixed_alone
     assert eight_rows.num_preemptions > before
+
+
+@pytest.mark.optimised
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", KINDS)
+def test_requests_to_every_kind_of_layer_have_the_bits_of_one_alone_in_few_pages(name):
+    """One at a time without shared pages; then in reverse, three at once with drafts, preempted by each other."""
+    model = Model(KINDS[name], random_model(KINDS[name]), None, (), "")
+    alone = job(model, max_requests=1, prefix_sharing=False)
+    assert job(model, order=-1, num_pages=9, max_requests=3, method="self") == alone
 
 
 def test_abort_gives_pages_back_and_leaves_the_others_their_bits(mixed_alone, model):
