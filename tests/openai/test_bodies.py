@@ -31,7 +31,7 @@ def model(tmp_path_factory):
         return tokenizer.encode(template.render_parts(messages, **variables), add_special_tokens=False)
 
     own = {"cfg": BYTE_CFG, "tokenizer": tokenizer, "chat_template": template, "chat_prompt": chat_prompt, "eos_ids": ()}
-    return SimpleNamespace(**own, decode=tokenizer.decode)
+    return SimpleNamespace(**own, decode=tokenizer.decode, image_ids=frozenset())
 
 
 def completion(model, /, **body):
