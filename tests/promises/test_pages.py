@@ -55,7 +55,7 @@ def test_too_few_pages_preempt_and_change_nothing(mixed_alone, eight_rows):
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", KINDS)
 def test_requests_to_every_kind_of_layer_have_the_bits_of_one_alone_in_few_pages(name):
-    """One at a time without shared pages; then in reverse, three at once with drafts, preempted by each other."""
+    """Alone without shared pages; then in reverse, three at once with drafts, preempted by each other."""
     model = Model(KINDS[name], random_model(KINDS[name]), None, (), "")
     alone = job(model, max_requests=1, prefix_sharing=False)
     assert job(model, order=-1, num_pages=9, max_requests=3, method="self") == alone
