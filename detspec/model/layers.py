@@ -163,4 +163,9 @@ def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, ops: RowO
 def head_f32(params: dict[str, Any], cfg: ModelConfig, normed: jax.Array, ops: RowOps) -> jax.Array:
     """Output head: `normed [..., D]` -> float32 `[..., V]`; on chips for their share of the rows, see `to_rows`."""
     found_f32 = collectives.to_rows(ops.linear_f32(normed, head=params["head"] if "head" in params else params["embed"]))
-    return softcap(found_f32 if cfg.logit_divisor is None else found_f32 / np.float32(cfg.logit_divisor), cfg.logit_softcap)
+    return capped(cfg, found_f32)
+
+
+def capped(cfg: ModelConfig, logits: jax.Array) -> jax.Array:
+    """`logits`, float32, divided and squashed as the model does it with products of its head."""
+    return softcap(logits if cfg.logit_divisor is None else logits / np.float32(cfg.logit_divisor), cfg.logit_softcap)

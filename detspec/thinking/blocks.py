@@ -21,14 +21,13 @@ from detspec.cache import KV, init_cache
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.attention import Attention
-from detspec.model.layers import Layer, run_layer, scale_embeddings
+from detspec.model.layers import Layer, capped, run_layer, scale_embeddings
 from detspec.model.params import Params
 from detspec.model.places import Where, place
 from detspec.model.rows import RowOps, canonical_ops, training_ops
 from detspec.model.transformer import forward_sequences, lookup
 from detspec.ops import collectives
 from detspec.ops.row_sum import first_largest
-from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
 from detspec.state import Injected, Windows
 from detspec.thinking.thoughts import cut_after_end, is_trivial, padded_thoughts, thought_length
@@ -175,7 +174,7 @@ def _states(cfg: ModelConfig, x: jax.Array, thoughts: jax.Array) -> jax.Array:
 
 def _thought_logits(thinker: Params, cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
     own_f32 = ops.linear_f32(ops.normed(x, thinker, "final_norm"), head=thinker["head"])
-    return softcap(collectives.gather(own_f32), cfg.logit_softcap)
+    return capped(cfg, collectives.gather(own_f32))
 
 
 def _own_layer(cfg: ModelConfig, index: int) -> Layer:
