@@ -152,7 +152,8 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> I
         for name, weight in (("product D to F", up), ("product F to D", down)):
             yield name, how, each is numerics, _compiled(partial(product, weight=weight, numerics=each), each), weight.shape[1]
         if experts := next((layer.ff for layer in cfg.layers if isinstance(layer.ff, MixtureOfExperts)), None):
-            for name, of_rows in _of_experts(cfg, experts, each):
+            by = each if each is numerics else dataclasses.replace(each, implementation="reference", interpret=False)
+            for name, of_rows in _of_experts(cfg, experts, by):
                 yield name, how, each is numerics, _compiled(of_rows, each), D
     columns = min(cfg.vocab_size, MOST_VOCAB)
     summing = {"sum": (total, D), NORM_NAMES[cfg.norm]: (norm, D), "log-probability": (logprobs, columns)}
@@ -171,7 +172,7 @@ def _of_experts(
     declared = experts.weights(cfg)
     keys = jax.random.split(jax.random.key(0), len(declared))
     params = {
-        name: leaf.init(key, leaf.shape, cfg).astype(cfg.jax_dtype)
+        name: leaf.init(key, leaf.shape, cfg).astype(leaf.dtype(cfg))
         for key, (name, leaf) in zip(keys, declared.items(), strict=True)
     }
 
