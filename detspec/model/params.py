@@ -123,7 +123,7 @@ def active_params(cfg: ModelConfig, *, rows: int = 1) -> int:
     """Number of weights that a pass over `rows` tokens reads at most; with 1 row, those that each token is multiplied with.
 
     Only as many experts count as the tokens can choose. An embedding that is not the head is left out: it is not multiplied,
-    single rows are looked up. So are the thinker and the compressor, which work between passes.
+    single rows are looked up. So are a table of positions, and the thinker and the compressor, which work between passes.
     """
     return sum(leaf.active_size(rows) for leaf in _active(cfg))
 
@@ -138,7 +138,7 @@ def active_bytes(cfg: ModelConfig, *, rows: int = 1) -> int:
 
 def _active(cfg: ModelConfig) -> list[Weight]:
     tree = weights(cfg)
-    left_out = {"thinking", "embed"} if "head" in tree else {"thinking"}
+    left_out = {"thinking", "positions", *(["embed"] if "head" in tree else [])}
     return jax.tree.leaves({name: part for name, part in tree.items() if name not in left_out})
 
 
