@@ -254,9 +254,11 @@ def _to_json(value: Any) -> Any:
 
 
 def _stated(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, but for later ones that have their default; parts of layers name their kind."""
+    """The fields of a dataclass, but for later ones of this package with their default; parts of layers name their kind."""
+    ours = [base for base in type(value).__mro__ if base.__module__.startswith("detspec.") and dataclasses.is_dataclass(base)]
+    unsaid = {field.name for base in ours for field in dataclasses.fields(base)} & {*UNSAID}
     fields = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
-    stated = {name: _to_json(found) for name, (found, default) in fields.items() if name not in UNSAID or found != default}
+    stated = {name: _to_json(found) for name, (found, default) in fields.items() if name not in unsaid or found != default}
     for name in ("mixer", "ff") if isinstance(value, Layer) else ():
         stated[name] = {"kind": type(getattr(value, name)).__name__, **stated[name]}
     return stated

@@ -61,9 +61,9 @@ class MixtureOfExperts:
     clamp: float | None = None
 
     def __post_init__(self) -> None:
-        check_counts(
-            self, "num", "active", "d_ff", "groups", "active_groups", *(("shared_d_ff",) if self.shared_d_ff != 0 else ())
-        )
+        check_counts(self, "num", "active", "d_ff", "groups", "active_groups")
+        if self.shared_d_ff != 0:
+            check_counts(self, "shared_d_ff")
         if self.num > MAX_EXPERTS:
             raise InputError(f"MixtureOfExperts.num must be at most {MAX_EXPERTS}, got {self.num}")
         check_choice(self, "activation", tuple(ACTIVATION_FNS))
@@ -125,7 +125,9 @@ class MixtureOfExperts:
     def route(self, params: dict[str, Any], rows: jax.Array, ops: RowOps) -> tuple[jax.Array, jax.Array]:
         """Chooses experts of `rows [R, D]`, preferred ones first: their numbers, int32, and weights, float32, both `[R, k]`."""
         logits_f32 = biased(ops.linear_f32(rows, router=params["router"]), params.get("router_logit_bias"), jnp.float32)
-        scores_f32 = {"softmax": softmax, "sigmoid": _sigmoid, "chosen": _as_they_are}[self.score](logits_f32, ops)
+        scores_f32 = logits_f32
+        if self.score != "chosen":
+            scores_f32 = softmax(logits_f32, ops) if self.score == "softmax" else jax.nn.sigmoid(logits_f32)
         preferred_f32 = scores_f32
         if self.correction:
             preferred_f32 = scores_f32 + params["router_bias"][None, :]
@@ -173,14 +175,6 @@ def softmax(x: jax.Array, ops: RowOps) -> jax.Array:
     """Softmax of `x [R, n]`, float32, over its last axis, summed in the order of the row's other sums."""
     powers = jnp.exp(x - x.max(-1, keepdims=True))
     return powers / ops.sum_row(powers)[:, None]
-
-
-def _sigmoid(x: jax.Array, ops: RowOps) -> jax.Array:
-    return jax.nn.sigmoid(x)
-
-
-def _as_they_are(x: jax.Array, ops: RowOps) -> jax.Array:
-    return x
 
 
 def in_order(x: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Declared weights: shapes, first values, counts and checks follow, for layers that differ from their neighbours too."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from detspec.checkpoint.tensors import named_tensors, stored_tensors
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.attention import Attention
-from detspec.model.dense import with_fields
+from detspec.model.dense import config_from_json, config_to_json, with_fields
+from detspec.model.mlp import GatedMLP
 from detspec.model.params import Params, active_params, check_params, init_params, num_params, param_shapes
 from detspec.model.rows import RowOps
 from detspec.model.weights import Experts, Weights, weight
@@ -112,6 +114,29 @@ def test_thinker_is_a_copy_of_a_last_layer_with_a_weight_of_its_own():
     thinker, compressor = params["thinking"]["thinker"]["layer"], params["thinking"]["compressor"]["layer"]
     assert (thinker["value_mix"] == params["layers"][1]["value_mix"]).all()
     assert "value_mix" not in compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnMLP(GatedMLP):
+    """An MLP with a field of its own, which has the name of a later one of another class."""
+
+    size: int = 7
+
+
+def test_json_leaves_out_later_fields_of_this_package_alone():
+    layer = dataclasses.replace(RANDOM_CFG.layer(0), ff=OwnMLP(96))
+    cfg = dataclasses.replace(RANDOM_CFG, kinds=(layer,), pattern=(0, 0))
+    (kind,) = config_to_json(cfg)["kinds"]
+    assert kind["ff"] == {"kind": "OwnMLP", "d_ff": 96, "activation": "silu", "size": 7}
+    assert "sinks" not in kind["mixer"]
+    assert "parallel" not in kind
+    assert config_from_json(json.loads(json.dumps(config_to_json(cfg))), kinds=(OwnMLP,)) == cfg
+
+
+def test_table_of_positions_is_looked_up_and_not_multiplied():
+    cfg = LAYER_CFGS["learned positions"]
+    looked_up = cfg.d_model * (cfg.vocab_size + cfg.max_position)
+    assert active_params(cfg) == num_params(cfg) - looked_up
 
 
 def test_layer_with_a_weight_of_its_own_survives_our_folders(tmp_path: Path):
