@@ -188,7 +188,8 @@ class AttentionContract:
         # weights are rounded by 2**-9 at most before they meet values of up to 5.
         assert distance <= {"float32": 2e-6, "int8": 2e-6, "bfloat16": 1e-2}[self.dtype]
         assert got.dtype == np.float32
-        assert np.abs(got - exact).max() <= 2 * max(distance, 2e-7)  # 3 of 2**-24: luck of the reference is no bar
+        # Beside sinks, a sigmoid of two rounded numbers and a product come after that: 4 of 2**-24 for results of size 1.
+        assert np.abs(got - exact).max() <= 2 * distance + (4 * 2**-24 if rule.get("sinks") else 0)
 
     # In value ---------------------------------------------------------------------------------------------------------------
 
