@@ -31,7 +31,7 @@ def layer_norm(
     """
     x_f32 = x.astype(jnp.float32)
     centred_f32 = x_f32 - (sum_fn(x_f32) / x.shape[-1])[..., None]
-    variance = sum_fn(centred_f32 * centred_f32) / x.shape[-1]
+    variance = sum_fn(rounded(centred_f32 * centred_f32, jnp.float32)) / x.shape[-1]
     along = (1,) * (x.ndim - 1) + scale.shape
     scale_f32 = scale.astype(jnp.float32).reshape(along)
     normed_f32 = centred_f32 * jax.lax.rsqrt(variance + eps)[..., None] * (1 + scale_f32 if plus_one else scale_f32)
