@@ -124,7 +124,7 @@ PRESETS = {
     "olmo2_7b": model(32, 4096, 32, 32, 128, 11008, 100352, 4096, **OLMO_2),
     "gpt2": model(12, 768, 12, 12, 64, 3072, 50257, 1024, **GPT_2),
     "pythia_6_9b": model(32, 4096, 32, 32, 128, 16384, 50432, 2048, **PYTHIA),
-    # Of these, `d_ff` is that of an expert.
+    # In the shapes of Qwen and OLMo, whose layers all have experts, `d_ff` is the width of one expert.
     "qwen3_30b_a3b": model(48, 2048, 32, 4, 128, 768, 151936, 40960, **QWEN, qk_norm=True, experts=QWEN_EXPERTS),
     "mixtral_8x7b": model(32, 4096, 32, 8, 128, 14336, 32000, 32768, rope_theta=1e6, norm_eps=1e-5, experts=MIXTRAL_EXPERTS),
     "gpt_oss_20b": model(24, 2880, 64, 8, 64, 2880, 201088, 131072, **GPT_OSS, sliding_layers=(True, False) * 12),

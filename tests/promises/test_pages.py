@@ -20,7 +20,8 @@ from tests.engine.byte_model import facts, make_engine, ordinary
 from tests.engine.mixed_requests import SHUFFLED, mixed_requests, run
 from tests.engine.scored import bits, texts_of
 from tests.fakes import random_model
-from tests.mesh.shapes import KINDS, job
+from tests.mesh.shapes import KINDS, engine_on, job, requests
+from tests.mesh.shapes import facts as completion_facts
 
 
 @contextlib.contextmanager
@@ -57,8 +58,11 @@ def test_too_few_pages_preempt_and_change_nothing(mixed_alone, eight_rows):
 def test_requests_to_every_kind_of_layer_have_the_bits_of_one_alone_in_few_pages(name):
     """Alone without shared pages; then in reverse, three at once with drafts, preempted by each other."""
     model = Model(KINDS[name], random_model(KINDS[name]), None, (), "")
-    alone = job(model, max_requests=1, prefix_sharing=False)
-    assert job(model, order=-1, num_pages=9, max_requests=3, method="self") == alone
+    prompts, sampling = requests(model.cfg.vocab_size)
+    few = engine_on(model, num_pages=9, max_requests=3, method="self")
+    together = [completion_facts(completion) for completion in few.generate(prompts[::-1], sampling[::-1])][::-1]
+    assert together == job(model, max_requests=1, prefix_sharing=False)
+    assert few.num_preemptions > 0
 
 
 def test_abort_gives_pages_back_and_leaves_the_others_their_bits(mixed_alone, model):

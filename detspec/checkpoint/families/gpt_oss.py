@@ -1,4 +1,4 @@
-"""gpt-oss: attention beside sinks, biases everywhere, experts in turns and turned."""
+"""gpt-oss: attention sinks, biases everywhere, and experts whose gate and up alternate in one transposed tensor."""
 
 import dataclasses
 

@@ -10,10 +10,15 @@
    tile holds no other row sees. The last block of a weight has only the outputs that exist, as chips that share an expert need;
    what the rest of it gives is cut off. Other inputs than multiples of 64 are padded, in each pass.
 
-Bytes besides weights, for a Qwen3-30B-A3B layer (128 experts of 768, 8 a row, 2048 wide) and 256 rows: the gathered rows are
-2,048 + 7 x 128 at most. Written and read they are 24 MB of bfloat16 for gate and up, 9 MB for down; the float32 results are 18
-and 24 MB, and gathered back into the order of rows another 25 and 34 MB. That is 134 MB beside 1,208 MB of weights, or 11 %;
-with 32 rows it is 36 MB, 3 %. A tile's 64 rows cost 64 FLOP per byte of weights, as in pinned products.
+Estimate of the bytes besides weights, for a layer of Qwen3-30B-A3B (128 experts of 768, 8 a row, 2048 wide) and 256 rows. There
+are at most 2,048 + 7 x 128 gathered rows:
+
+    gathered rows, bfloat16, written and read      24 MB for gate and up,  9 MB for down
+    results, float32                               18 MB                  24 MB
+    results in the order of rows                   25 MB                  34 MB
+
+Together they are 134 MB, or 11 % of the 1,208 MB of weights; with 32 rows 36 MB, or 3 %. A tile's 64 rows cost 64 FLOP per byte
+of weights, as in pinned products.
 """
 
 from collections.abc import Callable, Sequence

@@ -11,9 +11,9 @@
 4. Edges: outputs past the last are computed from undefined memory and never stored, as are the rows that a tile lacks. The last
    in block is cut to the inputs that exist.
 
-Bytes besides weights, for a Qwen3-30B-A3B layer (128 experts of 768, 8 a row, 2048 wide) and 256 rows: inputs are read once for
-each out block, 2 x 1 MB for gate and up and 3 x 3 MB for down, and results written once, 29 MB. That is 40 MB beside 1,208 MB
-of weights, or 3 %. TILE_ROWS rows cost 128 FLOP per byte of weights, as in pinned products.
+Estimate of the bytes besides weights, for a layer of Qwen3-30B-A3B (128 experts of 768, 8 a row, 2048 wide) and 256 rows. Each
+block of outputs reads the inputs once: 2 x 1 MB for gate and up, 3 x 3 MB for down. Results are written once: 29 MB. Together
+that is 40 MB, or 3 % of the 1,208 MB of weights. TILE_ROWS rows cost 128 FLOP per byte of weights, as in pinned products.
 """
 
 from collections.abc import Sequence
