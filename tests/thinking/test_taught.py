@@ -258,3 +258,17 @@ def test_token_of_a_thought_alone_is_felt_where_the_thought_is_read_and_nowhere_
 
     felt = {name: bool((gradient != 0).any()) for name, gradient in compiled(gradients)(params).items()}
     assert felt == {"text before": False, "text": True, "itself": False, "rest of the thought": True, "next thought": True}
+
+
+def test_logits_of_texts_and_of_thoughts_are_divided_alike():
+    """A divisor changes no stream, so all logits are a third of those without it."""
+    tokens = jnp.asarray(TOKENS)
+    thoughts = jnp.asarray(THOUGHTS[3])
+
+    @compiled
+    def logits(params: Params) -> list[tuple[jax.Array, jax.Array]]:
+        return [forward_taught(params, with_fields(PLAIN, logit_divisor=by), tokens, thoughts) for by in (None, 3.0)]
+
+    for one, third in zip(*logits(random_model(PLAIN)), strict=True):
+        np.testing.assert_allclose(third, one / 3, rtol=1e-5, atol=1e-6)  # float32, of streams that are computed twice
+        assert np.abs(np.asarray(one)).max() > 0.1
