@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 __all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Needs", "Request"]
 __all__ += ["SamplingParams", "Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
-__all__ += ["compare", "default_schedule", "dense_config", "draft_model", "fingerprint", "generate", "load", "score", "traces"]
+__all__ += ["compare", "default_schedule", "dense_config", "draft_model", "fingerprint", "generate", "load", "logprobs"]
+__all__ += ["score", "traces"]
 
 if TYPE_CHECKING:
     from detspec import traces
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from detspec.engine.request import Completion, Request, Thought, Update
     from detspec.environment import default_schedule, fingerprint
     from detspec.errors import InputError
+    from detspec.generation.logprobs import logprobs
     from detspec.generation.loop import generate
     from detspec.generation.score import score
     from detspec.jobs.comparison import compare
@@ -58,6 +60,7 @@ else:
         "fingerprint": "environment",
         "generate": "generation.loop",
         "load": "checkpoint.load",
+        "logprobs": "generation.logprobs",
         "score": "generation.score",
     }
 

@@ -53,7 +53,7 @@ def sample(
             noise = gumbel(rows.seed, position, logits.shape[1])
             return jnp.where(random[:, None], logits + noise, logits)
 
-        scaled = _scaled(logits_f32 if process_fn is None else process_fn(logits_f32), rows)
+        scaled = tempered(logits_f32 if process_fn is None else process_fn(logits_f32), rows.temperature)
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, scaled)
         if process_fn is None:
             tokens = first_largest(chosen_by)
@@ -95,7 +95,7 @@ def reported_logits(
     asked = (rows.logprobs_mode != RAW) & (position >= rows.prompt_len)
 
     def process(logits: jax.Array) -> jax.Array:
-        scaled = _scaled(process_fn(logits), rows)
+        scaled = tempered(process_fn(logits), rows.temperature)
         return jnp.where(asked[:, None], _asked_logits(logits, scaled, rows), logits)
 
     return jax.lax.cond(jnp.any(asked), process, lambda logits: logits, logits_f32)
@@ -150,8 +150,9 @@ def process_if_asked(shared: Any, rows: Rows, logits_f32: jax.Array) -> jax.Arra
 def _asked_logits(logits_f32: jax.Array, scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
     """The logits `[R, V]` of the distribution that each row's `logprobs_mode` names; `scaled` are processed and tempered."""
     processed = rows.logprobs_mode == PROCESSED
-    tempered = jnp.where((rows.logprobs_mode == TEMPERED)[:, None], _scaled(logits_f32, rows), logits_f32)
-    return jnp.where(processed[:, None], narrowed(scaled, rows, processed), tempered)
+    asked = (rows.logprobs_mode == TEMPERED)[:, None]
+    others = jnp.where(asked, tempered(logits_f32, rows.temperature), logits_f32)
+    return jnp.where(processed[:, None], narrowed(scaled, rows, processed), others)
 
 
 def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int) -> jax.Array:
@@ -169,17 +170,19 @@ def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int
     return jnp.cumsum(added, axis=1, dtype=jnp.int32).reshape(X * W, V)
 
 
-def _scaled(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
-    """`logits [R, V]` over the temperature, greedy rows' as they are.
+def tempered(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """`logits [R, V]` over the `temperature [R]`, as they are where that is 0.
+
+    The quotients are worked out apart from what follows: XLA would fuse a factor `1 / temperature` with a following sum.
 
     A row near 0 gets the limit of low temperatures if one of its quotients is too large for float32: its largest logit is
     certain, all others are as good as excluded. Subtracting the largest before dividing would leave the choice among equals to
     noise, and round the quotients of all other temperatures differently.
     """
-    random = rows.temperature > 0
+    random = temperature > 0
 
     def scale(logits: jax.Array) -> jax.Array:
-        return logits / jnp.where(random, rows.temperature, 1.0)[:, None]
+        return logits / jnp.where(random, temperature, 1.0)[:, None]
 
     def bounded(quotients: jax.Array) -> jax.Array:
         is_finite = jnp.isfinite(logits)
@@ -188,7 +191,7 @@ def _scaled(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
         return jnp.where(overflows, limit, quotients)
 
     quotients = jax.lax.cond(jnp.any(random), scale, lambda logits: logits, logits)
-    is_near_zero = random & (rows.temperature < NEAR_ZERO)
+    is_near_zero = random & (temperature < NEAR_ZERO)
     return jax.lax.cond(jnp.any(is_near_zero), bounded, lambda quotients: quotients, quotients)
 
 
@@ -197,6 +200,22 @@ def logprobs_at(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax
     largest = logits_f32.max(-1)
     log_sum = jnp.log(sum_row(jnp.exp(logits_f32 - largest[:, None])))
     return jnp.take_along_axis(logits_f32, tokens[:, None], axis=1)[:, 0] - largest - log_sum
+
+
+def logprobs_with_derivative(sum_row: SumFn) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """`logprobs_at` of `logits_f32 [R, V]` at `tokens [R]`, with its derivative, in which no sum is left to autodiff."""
+
+    @jax.custom_vjp
+    def found(logits_f32: jax.Array, tokens: jax.Array) -> jax.Array:
+        return logprobs_at(logits_f32, tokens, sum_row)
+
+    def backward(given: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, None]:
+        logits_f32, tokens = given
+        is_token = jnp.arange(logits_f32.shape[1], dtype=jnp.int32)[None, :] == tokens[:, None]
+        return (is_token - jax.nn.softmax(logits_f32, axis=-1)) * cotangent[:, None], None
+
+    found.defvjp(lambda logits_f32, tokens: (found(logits_f32, tokens), (logits_f32, tokens)), backward)
+    return found
 
 
 def likeliest(logits: jax.Array, number: int) -> jax.Array:

@@ -14,7 +14,7 @@ import pytest
 from detspec.engine.request import Request
 from detspec.errors import InputError, ParameterError
 from detspec.riders.rider import Rows
-from detspec.sampler import CERTAIN, _scaled, process_if_asked, sample
+from detspec.sampler import CERTAIN, process_if_asked, sample, tempered
 from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
@@ -328,7 +328,7 @@ def test_token_that_is_not_the_likeliest_near_zero_has_a_finite_log_probability(
 
 def test_log_probability_of_what_is_banned_near_zero_stays_minus_infinity():
     rows = sampling_arrays([SamplingParams(temperature=2e-38)], max_stop_ids=1, max_logit_bias=1)
-    scaled = np.asarray(_scaled(np.float32([[9, 5, -np.inf]]), rows))
+    scaled = np.asarray(tempered(np.float32([[9, 5, -np.inf]]), rows.temperature))
     assert (bits(scaled) == bits([[CERTAIN, -CERTAIN, -np.inf]])).all()
 
 
@@ -340,7 +340,7 @@ def test_temperatures_whose_quotients_fit_divide_and_do_nothing_else():
     for temperature in (1e-36, 1e-3, 0.7, 1.0, 5.0, 2e-38):
         rows = arrays_of([SamplingParams(temperature=temperature)] * R)
         quotients = divide(logits, np.full(R, temperature, np.float32))
-        same.append(bool((bits(jax.jit(_scaled)(logits, rows)) == bits(quotients)).all()))
+        same.append(bool((bits(jax.jit(tempered)(logits, rows.temperature)) == bits(quotients)).all()))
     assert same == [True] * 5 + [False]
 
 

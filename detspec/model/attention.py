@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from detspec.cache import KV, kv_pools, slot_bytes
 from detspec.config import ModelConfig, Rope, check_choice, check_counts, check_flags, check_numbers, is_count
@@ -15,12 +14,10 @@ from detspec.model.places import Where
 from detspec.model.rows import RowOps
 from detspec.model.weights import Weights, norm_weight, residual, weight, zeros
 from detspec.ops import collectives
-from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.api import append_fn, attention_and_lse, beside_sinks
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import biased
 from detspec.ops.rope import Rotation, apply_rope, rope_frequencies, rope_rotation
-from detspec.ops.softcap import softcap
 from detspec.roofline import PassShape, Work
 
 POSITIONS = ("rope", "alibi", "none")
@@ -143,7 +140,7 @@ class Attention:
         """Attention of whole sequences `x [B, T, D]` over themselves, differentiable."""
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-            return attend_sequence(self.scores, q, k, v, sinks=params.get("sinks")), None
+            return ops.attend_fn(self.scores, q, k, v, sinks=params.get("sinks")), None
 
         return self.attend_with(params, x, prepared, attend, ops, ops)[0]
 
@@ -223,39 +220,3 @@ class Attention:
             return attended.reshape(G * W, -1, self.head_dim), written
 
         return attend
-
-
-def attend_sequence(
-    scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, *, sinks: jax.Array | None = None, query_block: int = 128
-) -> jax.Array:
-    """Causal attention of whole sequences over themselves, for training: `q [B, T, N, H]`, `k, v [B, T, K, H]`.
-
-    Queries go in blocks that meet only the keys up to their own end, so nearly half of the masked products are never made:
-
-        query_block 2, T 4:   q 0..1 x k 0..1     q 2..3 x k 0..3
-
-    A query attends to the last `scores.sliding_window` positions up to its own, or to all of them. Linear biases lower a head's
-    capped scores by its slope times the distance. `sinks [N]` are one more score of each head.
-    """
-    B, T, N, H = q.shape
-    K = k.shape[2]
-    q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(scores.scale)
-    k_f32 = k.astype(jnp.float32)
-    v_f32 = v.astype(jnp.float32)
-    slopes = jnp.asarray(alibi_slopes(N).reshape(1, K, N // K, 1, 1))
-    attended = []
-    for start in range(0, T, query_block):
-        end = min(start + query_block, T)
-        capped = softcap(jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end]), scores.cap)
-        distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
-        if scores.alibi:
-            capped = lower_scores(capped, slopes, jnp.asarray(distance, jnp.int32)[None, None, None])
-        visible = (distance >= 0) & (distance < (scores.sliding_window or T))
-        visible_scores = jnp.where(visible[None, None, None], capped, -jnp.inf)
-        weights = jax.nn.softmax(visible_scores, axis=-1)
-        found_f32 = jnp.einsum("BKQTS,BSKH->BTKQH", weights, v_f32[:, :end]).reshape(B, end - start, N, H)
-        if sinks is not None:
-            lse = jax.nn.logsumexp(visible_scores, axis=-1).transpose(0, 3, 1, 2).reshape(B, end - start, N)
-            found_f32 = beside_sinks(found_f32, lse, sinks)
-        attended.append(found_f32)
-    return jnp.concatenate(attended, axis=1).astype(q.dtype)

@@ -7,10 +7,15 @@ from typing import Any, NamedTuple
 import jax
 
 from detspec.config import ModelConfig
+from detspec.ops.attention.sequences import AttendSequenceFn, attend_as_pages, attend_sequence
 from detspec.ops.experts.api import ExpertsFn, experts_fn
+from detspec.ops.gathers import TakeFn, rows_of, take_with_derivative
+from detspec.ops.implementations import operations
 from detspec.ops.linear.api import LinearsFn, Matrix, linears_fn
+from detspec.ops.linear.derivative import experts_with_derivative, linears_with_derivative
 from detspec.ops.norm import layer_norm, rms_norm
 from detspec.ops.row_sum import SumFn, native_sum, sum_fn
+from detspec.ops.row_sum import with_derivative as sums_with_derivative
 from detspec.riders.rider import AdaptFn, Product
 from detspec.schedule import Numerics
 
@@ -25,6 +30,8 @@ class RowOps(NamedTuple):
     products_f32: LinearsFn
     experts_f32: ExpertsFn
     sum_row: SumFn  # [..., n] -> [...]
+    attend_fn: AttendSequenceFn = attend_sequence  # of whole sequences
+    take: TakeFn = rows_of  # rows [...] of a table
     layer: int = 0  # whose products riders may change
     adapt_fn: AdaptFn | None = None
 
@@ -58,6 +65,17 @@ def row_ops(cfg: ModelConfig, sum_row: SumFn, numerics: Numerics, used: jax.Arra
 def canonical_ops(cfg: ModelConfig, numerics: Numerics, used: jax.Array | None = None) -> RowOps:
     """Operations on single rows in the order of `numerics`; `used [G, W]` are the rows that matter, see `linears_fn`."""
     return row_ops(cfg, sum_fn(numerics), numerics, None if used is None else used.reshape(-1))
+
+
+def exact_ops(cfg: ModelConfig, numerics: Numerics) -> RowOps:
+    """Operations on masters, with the bits of `canonical_ops` and with derivatives; of whole sequences, too."""
+    ops = row_ops(cfg, sums_with_derivative(sum_fn(numerics)), numerics)
+    return ops._replace(
+        products_f32=linears_with_derivative(ops.products_f32),
+        experts_f32=experts_with_derivative(ops.experts_f32),
+        attend_fn=attend_as_pages(numerics),
+        take=take_with_derivative(operations(numerics).take),
+    )
 
 
 def training_ops(cfg: ModelConfig) -> RowOps:

@@ -1,6 +1,6 @@
 """The decoder over windows of a paged cache, for generation; and over whole sequences, for training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from detspec.config import ModelConfig
 from detspec.model.layers import head_f32, logits_f32, run_layer, scale_embeddings, through_layers
 from detspec.model.params import Params
 from detspec.model.places import Where, place
-from detspec.model.rows import canonical_ops, training_ops
+from detspec.model.rows import RowOps, canonical_ops, training_ops
 from detspec.ops import collectives
 from detspec.ops.implementations import operations
 from detspec.schedule import Numerics
@@ -114,19 +114,34 @@ def forward_sequences(
     Returns:
         For `tokens [B, T]` int32, float32 `[B, T, V]`, and the stream `[B, T, D]` after `tap_layer` layers.
     """
+    ops = training_ops(cfg)
+    streams = sequence_streams(params, cfg, tokens, ops, inject)
+    return logits_f32(params, cfg, streams[-1], ops), None if tap_layer is None else streams[tap_layer]
+
+
+def sequence_streams(
+    params: Params, cfg: ModelConfig, tokens: jax.Array, ops: RowOps, inject: Injected | None = None, *, remat: bool = False
+) -> Sequence[jax.Array]:
+    """The streams `[B, T, D]` of whole sequences `tokens [B, T]` after 0, 1, .. `L` layers, differentiable if `ops` are.
+
+    With `remat` derivatives work out what is inside of a layer once more, instead of keeping it.
+    """
     B, T = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
     prepared = [kind.mixer.prepare(positions) for kind in cfg.kinds]
-    ops = training_ops(cfg)
 
     def run(index: int, layer_params: Params, x: jax.Array) -> tuple[jax.Array, None]:
         layer = cfg.layer(index)
 
-        def mix(normed: jax.Array) -> tuple[jax.Array, None]:
-            return layer.mixer.whole(layer_params, normed, prepared[cfg.pattern[index]], ops), None
+        def whole(layer_params: Params, x: jax.Array) -> jax.Array:
+            def mix(normed: jax.Array) -> tuple[jax.Array, None]:
+                return layer.mixer.whole(layer_params, normed, prepared[cfg.pattern[index]], ops), None
 
-        return run_layer(layer, layer_params, x, mix, ops, ops)
+            return run_layer(layer, layer_params, x, mix, ops, ops)[0]
 
-    x = scale_embeddings(cfg, params["embed"][tokens])
-    streams, _ = through_layers(params, cfg, x + params["positions"][:T][None] if cfg.learned_positions else x, run, inject)
-    return logits_f32(params, cfg, streams[-1], ops), None if tap_layer is None else streams[tap_layer]
+        return (jax.checkpoint(whole) if remat else whole)(layer_params, x), None
+
+    x = scale_embeddings(cfg, ops.take(params["embed"], tokens))
+    if cfg.learned_positions:
+        x = x + ops.take(params["positions"], jnp.arange(T, dtype=jnp.int32))[None]
+    return through_layers(params, cfg, x, run, inject)[0]

@@ -51,6 +51,20 @@ def sum_fn(numerics: Numerics) -> SumFn:
     return {"fixed": fixed_sum, "native": native_sum}[numerics.reductions]
 
 
+def with_derivative(sum_row: SumFn) -> SumFn:
+    """`sum_row` with the derivative of any sum: each term has that of its sum."""
+
+    @partial(jax.custom_vjp, nondiff_argnums=(1,))
+    def total(x: jax.Array, n: int) -> jax.Array:
+        return sum_row(x)
+
+    def backward(n: int, _: None, cotangent: jax.Array) -> tuple[jax.Array]:
+        return (jnp.broadcast_to(cotangent[..., None], (*cotangent.shape, n)),)
+
+    total.defvjp(lambda x, n: (sum_row(x), None), backward)
+    return lambda x: total(x, x.shape[-1])
+
+
 def first_largest(x: jax.Array) -> jax.Array:
     """`argmax` of `x [R, V]` over the last axis, int32; V - 1 for a row with a nan.
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.model.attention import attend_sequence
 from detspec.model.dense import dense_config, with_fields
+from detspec.ops.attention.sequences import attend_sequence
 
 ROPE = dense_config(vocab_size=16, d_model=32, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=16)
 ALIBI = with_fields(ROPE, position_encoding="alibi")
