@@ -46,7 +46,7 @@ def test_names_of_traces_load_what_they_need_when_they_are_used():
 
 
 def test_public_names_are_there():
-    assert len(ds.__all__) == 23
+    assert len(ds.__all__) == 24
     assert all(callable(getattr(ds, name)) for name in ds.__all__ if name != "traces")
     assert set(ds.__all__) <= set(dir(ds))
 
