@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import optax
+
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import config_to_json
 from detspec.model.params import Params
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.step import LossFn
+from detspec.train.step import LossFn, MakeStep, TrainState, init_state, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,11 @@ class Experiment:
     # batch alone. Each new shape compiles another program. By default the whole batch is one slice, for one chip.
     cut: Callable[[Any], Sequence[Any]] = lambda batch: [batch]
     exports: str = ""  # says before the first step what `finish` will write
+    # `(loss_fn, optimizer, chips=) -> step`, where a step takes a state and the slices of a batch. Runs whose batches depend on
+    # the weights have their own.
+    make_step: MakeStep = make_train_step
+    init_state: Callable[[Params, optax.GradientTransformation], TrainState] = init_state  # of `init_params()`
+    keep_checkpoints: int = 2  # the newest checkpoints that are kept
 
 
 @runtime_checkable

@@ -48,3 +48,11 @@ def export_own(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: token
     tokenizer.save(str(side_files / "tokenizer.json"), pretty=True)
     write_json(side_files / GENERATION_CONFIG, {"eos_token_id": end_id})
     save_orbax(workdir / EXPORT, cfg, params, side_files_from=side_files).result()
+
+
+def export_like(workdir: Path, cfg: ModelConfig, params: Params, source: Path) -> None:
+    """Writes the model in its own dtype to `workdir/export`, with the tokenizer and whatever else is next to it in `source`."""
+    if fitting_family(cfg) is None:
+        save_orbax(workdir / EXPORT, cfg, params, side_files_from=source).result()
+    else:
+        save_hf(workdir / EXPORT, cfg, params, side_files_from=source)

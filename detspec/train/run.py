@@ -28,7 +28,7 @@ from detspec.say import say
 from detspec.train.data_parallel import MAX_SLICES, require_equal_shares
 from detspec.train.experiment import Experiment, Result, load_config
 from detspec.train.optimizer import lr_schedule, make_optimizer
-from detspec.train.step import TrainState, TrainStep, init_state, make_train_step
+from detspec.train.step import TrainState, TrainStep
 
 LOG_NAME = "log.jsonl"
 
@@ -55,10 +55,10 @@ def run_experiment(
     require_equal_shares(chips, len(experiment.cut(experiment.batch_at(0))))
     logging.getLogger("absl").setLevel(logging.WARNING)
     optimizer = make_optimizer(experiment.optimizer, experiment.num_steps)
-    train_step = make_train_step(experiment.loss_fn, optimizer, chips=devices)
+    train_step = experiment.make_step(experiment.loss_fn, optimizer, chips=devices)
     # As it reads in a checkpoint, where tuples are lists. The number of slices decides bits, the number of chips does not.
     record = json.loads(json.dumps({**experiment.record, "max_slices": MAX_SLICES}))
-    with Store(workdir / "checkpoints") as store:
+    with Store(workdir / "checkpoints", max_to_keep=experiment.keep_checkpoints) as store:
         state = restore_or_init(store, experiment, optimizer, record, resume=resume)
         done = int(state.step)
         if progress and experiment.exports:
@@ -81,7 +81,7 @@ def restore_or_init(
     """
     step = store.latest_step()
     if step is None:
-        return jax.device_put(init_state(experiment.init_params(), optimizer), local_sharding())
+        return jax.device_put(experiment.init_state(experiment.init_params(), optimizer), local_sharding())
     if not resume:
         raise InputError(f"{store.folder} already holds a run (step {step}); resume it or choose another workdir")
     if differing := sorted(name for name, _, _ in differing_entries(store.record(step), record)):
@@ -89,7 +89,7 @@ def restore_or_init(
             f"{store.folder}: the run was started with another config or data; differing: {', '.join(differing)}; "
             "give it the config and data of its start, or choose another workdir"
         )
-    return store.restore(step, jax.eval_shape(lambda: init_state(experiment.init_params(), optimizer)))
+    return store.restore(step, jax.eval_shape(lambda: experiment.init_state(experiment.init_params(), optimizer)))
 
 
 def run_steps(
@@ -112,7 +112,7 @@ def run_steps(
             progress.stage("compiling", at_once=True)
         began = time.perf_counter()
         state, scalars = train_step(state, experiment.cut(experiment.batch_at(step)))
-        metrics = {name: float(value) for name, value in scalars.items()}
+        metrics = {name: value if isinstance(value, str) else float(value) for name, value in scalars.items()}
         loss = metrics.pop("loss")
         grad_norm = metrics.pop("grad_norm")
         if not np.isfinite(loss):
@@ -132,7 +132,7 @@ def run_steps(
         if step == first_step:
             progress.stage("training")  # begins to measure the time for the rest, without compiling
         shown = {"loss": loss, **metrics, **evaluated}
-        values = ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
+        values = ", ".join(f"{name} {value:.3f}" for name, value in shown.items() if not isinstance(value, str))
         progress.show(f"{values}, {tok_per_s:,.0f} tok/s", at_once=done in (first_step + 1, num_steps))
     return state
 

@@ -32,7 +32,8 @@ class TrainState(Struct):
     opt_state: optax.OptState  # moments and step count of AdamW
 
 
-TrainStep = Callable[[TrainState, Sequence[Any]], tuple[TrainState, dict[str, jax.Array]]]
+TrainStep = Callable[[TrainState, Sequence[Any]], tuple[TrainState, dict[str, Any]]]
+MakeStep = Callable[..., TrainStep]  # see `make_train_step`
 
 
 def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
