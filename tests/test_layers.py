@@ -61,6 +61,7 @@ BRANCHES = {
     "checkpoint": (("mesh",), "engine"),
     "thinking": (("model",), "draft"),
     "train": (("viz", "checkpoint", "thinking"), "demo"),
+    "rl": (("engine", "train"), "demo"),
 }
 
 PURE = {

@@ -29,7 +29,7 @@ from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.rl.advantages import checked_rewards
 from detspec.rl.learner import Learner, masters, published
-from detspec.rl.objectives import Objective, grpo
+from detspec.rl.objectives import GRPO, Objective
 from detspec.rl.policy import check_trainable, learn
 from detspec.rl.rollouts import Rollout, check_groups, digest_rollouts, sample_groups
 from detspec.rl.tasks import Task, source_digest
@@ -81,7 +81,7 @@ class RLConfig:
     max_tokens: int
     num_steps: int
     optimizer: OptimizerConfig
-    objective: Objective = grpo()
+    objective: Objective = GRPO
     temperature: float = 1.0
     dtype: str | None = None
     leaf: int = 4
@@ -108,7 +108,7 @@ class RLConfig:
             raise InputError(f"RLConfig.lag must be an integer in 0 .. {MAX_LAG}, got {self.lag!r}")
         if self.prompts * self.samples % self.leaf:
             raise InputError(
-                f"RLConfig.leaf ({self.leaf}) must divide the texts of a step, prompts * samples = {self.prompts * self.samples}"
+                f"RLConfig.leaf ({self.leaf}) must divide prompts * samples ({self.prompts * self.samples}), its texts"
             )
         if self.objective.compares and self.samples < 2:
             raise InputError(f"RLConfig.samples must be 2 or more where texts of a prompt are compared, got {self.samples}")

@@ -33,16 +33,16 @@ SHORTEST = 64  # positions of a leaf
 
 
 class Leaf(NamedTuple):
-    """Texts whose gradient is worked out together, `n` of them, filled up to `T` positions; arrays of numpy."""
+    """Texts whose gradient is worked out together, `n` of them, filled up to `T` positions; arrays."""
 
-    tokens: np.ndarray  # [n, T] int32
-    lengths: np.ndarray  # [n] int32
-    prompt_lens: np.ndarray  # [n] int32
-    sampled: np.ndarray  # [n, T] float32, log-probabilities that the sampler reported; 0 elsewhere
-    advantages: np.ndarray  # [n] float32
-    weights: np.ndarray  # [n] float32, of each token
-    temperature: np.ndarray  # [n] float32
-    reference: np.ndarray | jax.Array | None = None  # [n, T] float32, log-probabilities of the reference
+    tokens: Any  # [n, T] int32
+    lengths: Any  # [n] int32
+    prompt_lens: Any  # [n] int32
+    sampled: Any  # [n, T] float32, log-probabilities that the sampler reported; 0 elsewhere
+    advantages: Any  # [n] float32
+    weights: Any  # [n] float32, of each token
+    temperature: Any  # [n] float32
+    reference: Any = None  # [n, T] float32, log-probabilities of the reference
 
     @property
     def is_new(self) -> np.ndarray:

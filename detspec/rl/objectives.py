@@ -1,4 +1,4 @@
-"""What is maximised: the objective of a text's tokens, and how tokens are averaged."""
+"""Objectives of policy gradients: what is maximised for each token of a text, and how tokens are averaged."""
 
 import dataclasses
 
@@ -93,3 +93,6 @@ def rloo(*, kl: float = 0.0) -> Objective:
 def reinforce(*, kl: float = 0.0) -> Objective:
     """REINFORCE without a baseline (Williams 1992)."""
     return Objective("plain", None, "sequence", kl)
+
+
+GRPO = grpo()

@@ -124,7 +124,7 @@ class Policy:
         self._idle_steps = self._idle_steps + 1 if metrics["skipped"] else 0
         if self._idle_steps == WARN_AFTER:
             warnings.warn(
-                f"{WARN_AFTER} steps had groups of equal rewards alone, so nothing was learned: vary the prompts, or sample more",
+                f"{WARN_AFTER} steps had groups of equal rewards alone, and learned nothing: vary prompts, or sample more",
                 stacklevel=2,
             )
         self._publish()

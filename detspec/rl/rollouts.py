@@ -104,8 +104,8 @@ def sample_groups(
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises `InputError` unless tokens are drawn from, and reported by, the softmax of logits over the temperature."""
     plain = SamplingParams()
-    fields = ("top_k", "top_p", "min_p", "min_tokens", "repetition_penalty", "frequency_penalty", "presence_penalty")
-    fields += ("logit_bias", "n")
+    fields = ["top_k", "top_p", "min_p", "min_tokens", "repetition_penalty", "frequency_penalty", "presence_penalty"]
+    fields += ["logit_bias", "n"]
     if changed := [name for name in fields if getattr(sampling, name) != getattr(plain, name)]:
         raise InputError(
             f"rollouts must be drawn from the whole softmax, whose log-probabilities a trainer has: leave out {changed[0]} "
