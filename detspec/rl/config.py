@@ -32,7 +32,7 @@ from detspec.rl.learner import Learner, masters, published
 from detspec.rl.objectives import GRPO, Objective
 from detspec.rl.policy import check_trainable, learn
 from detspec.rl.rollouts import Rollout, check_groups, digest_rollouts, sample_groups
-from detspec.rl.tasks import Task, source_digest
+from detspec.rl.tasks import RewardedTask, source_digest
 from detspec.sampling_params import SamplingParams
 from detspec.train.experiment import Experiment, Result, require_seed
 from detspec.train.export import EXPORT, export_like
@@ -75,7 +75,7 @@ class RLConfig:
     """
 
     model: str | None
-    task: Task
+    task: RewardedTask
     prompts: int
     samples: int
     max_tokens: int

@@ -11,7 +11,7 @@ import numpy as np
 
 from detspec.errors import InputError
 from detspec.train.problems.problem import read_answer, texts
-from detspec.train.problems.tasks import Task as Problems
+from detspec.train.problems.tasks import Task
 
 STEMS = (
     "def add(a, b):\n    ",
@@ -25,7 +25,7 @@ STEMS = (
 )
 
 
-class Task(Protocol):
+class RewardedTask(Protocol):
     """A frozen dataclass that draws prompts and rewards texts; both depend on their arguments alone."""
 
     def draw(self, rng: np.random.Generator, number: int) -> Sequence[tuple[str, Any]]:
@@ -72,7 +72,7 @@ class WrittenSteps:
         ops: smallest and largest number of operations.
     """
 
-    problems: Problems
+    problems: Task
     ops: tuple[int, int]
 
     def __post_init__(self) -> None:
@@ -89,6 +89,6 @@ class WrittenSteps:
         return float(read_answer(text, "cot") == known)
 
 
-def source_digest(task: Task) -> str:
+def source_digest(task: RewardedTask) -> str:
     """SHA-256 of the source of a task's class: a run that goes on must have the rewards it began with."""
     return hashlib.sha256(inspect.getsource(type(task)).encode()).hexdigest()
