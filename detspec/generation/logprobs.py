@@ -1,11 +1,13 @@
 """Log-probabilities of whole texts with the bits of generation, and with derivatives: what a trainer needs to be on-policy.
 
-    tokens [B, T]  ->  layers over whole sequences  ->  stream [B, T, D]  ->  head, temperature, log-softmax, chunk by chunk
+    tokens [B, T]  ->  a few texts at a time  ->  layers over whole texts  ->  a few rows at a time  ->  head, log-softmax
 
 A canonical pass goes through all layers with a few rows at a time; here all rows go through a layer at a time. Both make a row
 by the same operations, each of which gives a row the same bits among any others. Derivatives are those of ordinary training.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,7 +27,8 @@ from detspec.ops.row_sum import sum_fn
 from detspec.sampler import logprobs_with_derivative, tempered
 from detspec.schedule import Numerics, Schedule
 
-HEAD_NUMBERS = 1 << 22  # logits of a chunk: 16 MiB
+ROWS = 1024  # tokens that go through the layers together; twice as fast as 4096 on a CPU, whose cache holds no more
+LOGITS = 1 << 24  # logits that are there together, 64 MiB
 
 
 def logprobs(
@@ -54,7 +57,8 @@ def logprobs(
         lengths: `[B]` int32, tokens of each text.
         temperature: what logits are divided by, above 0; for all texts or `[B]`, float32.
         schedule: numerics of the canonical pass, of which the bits are; the device's default if None.
-        remat: derivatives work out the inside of each layer once more, instead of keeping it. It changes no log-probability.
+        remat: derivatives work out the inside of each layer once more, instead of keeping it; where there are more than a few
+            texts, they work out each text once more in any case. It changes no log-probability.
 
     Returns:
         float32 `[B, T]`: entry `p` is about the token at position `p`, given those before it. 0 before `start` and from the
@@ -68,46 +72,51 @@ def logprobs(
     schedule = chosen_schedule(schedule, cfg)
     tokens, lengths = _checked(params, cfg, schedule.numerics, tokens, lengths)
     B, T = tokens.shape
-    numerics = schedule.numerics
-    ops = exact_ops(cfg, numerics)
+    ops = exact_ops(cfg, schedule.numerics)
     masters = _masters(params, cfg)
-    stream = sequence_streams(masters, cfg, tokens, ops, remat=remat)[-1]
-    normed = ops.normed(stream, masters, "final_norm")
     # A temperature that the compiler knew would be divided by as a factor, which it fuses with what follows, see `tempered`.
-    at = jnp.where(lengths > 0, jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (B,)), 1.0)
-    following = jnp.roll(tokens, -1, axis=1).reshape(-1)
-    found = _of_rows(masters, cfg, normed.reshape(B * T, -1), following, jnp.repeat(at, T), ops, numerics).reshape(B, T)
+    temperatures = jnp.where(lengths > 0, jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (B,)), 1.0)
+
+    def of_texts(tokens: jax.Array, temperatures: jax.Array) -> jax.Array:
+        stream = sequence_streams(masters, cfg, tokens, ops, remat=remat)[-1]
+        normed = ops.normed(stream, masters, "final_norm").reshape(-1, cfg.d_model)
+        following = jnp.roll(tokens, -1, axis=1).reshape(-1)
+        of_rows = partial(_of_rows, masters, cfg, ops, logprobs_with_derivative(sum_fn(schedule.numerics)))
+        found = in_chunks(of_rows, LOGITS // cfg.vocab_size, normed, following, jnp.repeat(temperatures, T))
+        return jnp.roll(found.reshape(tokens.shape), 1, axis=1)
+
+    found = in_chunks(of_texts, ROWS // T, tokens, temperatures)
     position = jnp.arange(T, dtype=jnp.int32)[None, :]
-    wanted = (position >= 1) & (position < lengths[:, None])
-    return jnp.where(wanted, jnp.roll(found, 1, axis=1), 0.0)
+    return jnp.where((position >= 1) & (position < lengths[:, None]), found, 0.0)
 
 
 def _of_rows(
     params: Params,
     cfg: ModelConfig,
+    ops: RowOps,
+    logprobs_at: Callable[[jax.Array, jax.Array], jax.Array],
     normed: jax.Array,
     tokens: jax.Array,
-    temperature: jax.Array,
-    ops: RowOps,
-    numerics: Numerics,
+    temperatures: jax.Array,
 ) -> jax.Array:
-    """Log-probabilities of `tokens [R]` after rows `normed [R, D]`, in chunks of rows: one chunk's logits are there at once."""
-    logprobs_at = logprobs_with_derivative(sum_fn(numerics))
+    """Log-probabilities of `tokens [R]` after rows `normed [R, D]`."""
+    return logprobs_at(tempered(head_f32(params, cfg, normed, ops), temperatures), tokens)
 
-    @jax.checkpoint
-    def of_chunk(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        normed, tokens, temperature = chunk
-        return logprobs_at(tempered(head_f32(params, cfg, normed, ops), temperature), tokens)
 
-    R = tokens.shape[0]
-    rows = max(8, HEAD_NUMBERS // cfg.vocab_size)
-    number = -(-R // rows)
-    rows = -(-R // number)
-    filled = jax.tree.map(
-        lambda x: jnp.pad(x, [(0, number * rows - R), *[(0, 0)] * (x.ndim - 1)]).reshape(number, rows, *x.shape[1:]),
-        (normed, tokens, temperature),
-    )
-    return jax.lax.map(of_chunk, filled).reshape(-1)[:R]
+def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array) -> jax.Array:
+    """`fn(*by_row)` of arrays `[n, ...]`, at most about `size` rows at a time; derivatives work out each chunk once more.
+
+    So what `fn` makes on its way is there for one chunk at a time. 5 rows by 2: chunks of 2, 2 and 1 with one that fills it up.
+    """
+    n = by_row[0].shape[0]
+    number = -(-n // max(size, 1))
+    if number == 1:
+        return fn(*by_row)
+    size = -(-n // number)
+    filled = [jnp.pad(x, [(0, number * size - n), *[(0, 0)] * (x.ndim - 1)]) for x in by_row]
+    chunks = [x.reshape(number, size, *x.shape[1:]) for x in filled]
+    found = jax.lax.map(jax.checkpoint(lambda chunk: fn(*chunk)), chunks)
+    return found.reshape(number * size, *found.shape[2:])[:n]
 
 
 def _masters(params: Params, cfg: ModelConfig) -> Any:
