@@ -26,6 +26,10 @@ class Store:
         """Step of the newest complete checkpoint, or None."""
         return self.manager.latest_step()
 
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, the oldest first."""
+        return sorted(self.manager.all_steps())
+
     def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
         """Writes the pytree `state` and the JSON-like `record`; returns when both are on disk."""
         self.manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)))

@@ -21,7 +21,8 @@ DETAILS = """Records of ordinary requests are only counted: their bits are not p
 failed, which hold no tokens. The manifest, read from the folder of the records, says where model and prompts lie, unless
 --model and --prompts do. Lines in OpenAI's format need not hold tokens, so they are answered again, without drafts, and the
 first field that differs is named. --responses takes the log of `detspec serve --log` instead, which holds what was asked,
-too."""
+too. --rl takes the folder of a run of reinforcement learning: the texts of one step are replayed by the weights that sampled
+them, and their rewards are given anew."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--records", metavar="OUT.jsonl", help="the output of `detspec generate`")
     which.add_argument("--responses", metavar="LOG.jsonl", help="the log of `detspec serve`")
+    which.add_argument("--rl", metavar="DIR", help="the work folder of a run of reinforcement learning, see --step")
+    add("--step", type=int, metavar="K", help="with --rl: the step whose texts and rewards are replayed, from 1 on")
+    add("--config", metavar="FILE[:ARM]", help="with --rl: the run's config (default: the file that it began with)")
     add("--prompts", metavar="IN.jsonl", help="the job's prompts (default: the file that the manifest names)")
     add("--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes only speed")
     add_json(parser, "the report")
@@ -58,10 +62,41 @@ def load_recorded(args: argparse.Namespace) -> "Model":
     return load_model(argparse.Namespace(**{**vars(args), "model": model, "weights": args.weights or origin.weights}))
 
 
+def run_step(args: argparse.Namespace) -> int:
+    """Audits a step of a run of reinforcement learning."""
+    from detspec.read_json import read_json_object
+    from detspec.rl.audit import audit_step
+    from detspec.rl.config import RLConfig
+    from detspec.train.experiment import load_config
+    from detspec.train.run import RUN_NAME
+
+    if args.step is None or args.step < 1:
+        raise InputError("--rl needs the step that is audited: --step K, from 1 on")
+    workdir = Path(args.rl)
+    source = args.config or (read_json_object(workdir / RUN_NAME) or {}).get("config")
+    if source is None:
+        raise InputError(f"{workdir} does not say which config it is of: name the file with --config")
+    config = load_config(source)
+    if not isinstance(config, RLConfig):
+        raise InputError(f"{source} is no config of reinforcement learning, but a {type(config).__name__}")
+    report = audit_step(config, workdir, args.step)
+    for difference in report.differences:
+        print(difference)
+    verdict = "reproduces" if not report.differences else f"has {len(report.differences)} differences"
+    print(f"step {report.step}: {report.num_texts} texts of {report.num_tokens} new tokens, {verdict}")
+    say(f"replayed in {report.replay_s:.1f} s")
+    write_json(args, dataclasses.asdict(report))
+    return 1 if report.differences else 0
+
+
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if all deterministic records reproduce, else 1."""
     from detspec.jobs.audit import run_audit, run_audit_responses
 
+    if args.rl is not None:
+        return run_step(args)
+    if args.step is not None or args.config is not None:
+        raise InputError("--step and --config are for --rl, the folder of a run of reinforcement learning")
     if args.responses is not None:
         if args.prompts is not None:
             raise InputError("--prompts is for --records: a server's log holds what was asked")

@@ -64,11 +64,11 @@ class Rollout:
 
 
 def digest_rollouts(rollouts: Sequence[Rollout]) -> str:
-    """SHA-256 over prompts, tokens, bits of log-probabilities and seeds, in their order."""
+    """SHA-256 over prompts, tokens, bits of log-probabilities, texts and seeds, in their order."""
     digest = hashlib.sha256()
     for each in rollouts:
-        facts = [list(each.prompt_token_ids), list(each.token_ids), each.logprobs.view(np.uint32).tolist(), each.sampling.seed]
-        digest.update(json.dumps(facts).encode())
+        facts = [list(each.prompt_token_ids), list(each.token_ids), each.logprobs.view(np.uint32).tolist()]
+        digest.update(json.dumps([*facts, each.text, each.sampling.seed]).encode())
     return digest.hexdigest()
 
 

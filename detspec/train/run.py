@@ -26,11 +26,12 @@ from detspec.progress import Progress
 from detspec.read_json import differing_entries
 from detspec.say import say
 from detspec.train.data_parallel import MAX_SLICES, require_equal_shares
-from detspec.train.experiment import Experiment, Result, load_config
+from detspec.train.experiment import Experiment, Result, load_config, split_source
 from detspec.train.optimizer import lr_schedule, make_optimizer
 from detspec.train.step import TrainState, TrainStep
 
 LOG_NAME = "log.jsonl"
+RUN_NAME = "run.json"  # says which config file the run in a folder began with
 
 
 def train(config: str | Path, *, workdir: str | Path, chips: int = 1, resume: bool = True, progress: bool = True) -> Result:
@@ -44,6 +45,10 @@ def train(config: str | Path, *, workdir: str | Path, chips: int = 1, resume: bo
     settings = load_config(config)
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
+    if not (workdir / RUN_NAME).exists():
+        file, arm = split_source(config)
+        source = f"{file.resolve()}{'' if arm is None else f':{arm}'}"
+        (workdir / RUN_NAME).write_text(json.dumps({"config": source}) + "\n")
     return run_experiment(settings.experiment(workdir), workdir=workdir, chips=chips, resume=resume, progress=progress)
 
 
@@ -56,8 +61,7 @@ def run_experiment(
     logging.getLogger("absl").setLevel(logging.WARNING)
     optimizer = make_optimizer(experiment.optimizer, experiment.num_steps)
     train_step = experiment.make_step(experiment.loss_fn, optimizer, chips=devices)
-    # As it reads in a checkpoint, where tuples are lists. The number of slices decides bits, the number of chips does not.
-    record = json.loads(json.dumps({**experiment.record, "max_slices": MAX_SLICES}))
+    record = record_of(experiment)
     with Store(workdir / "checkpoints", max_to_keep=experiment.keep_checkpoints) as store:
         state = restore_or_init(store, experiment, optimizer, record, resume=resume)
         done = int(state.step)
@@ -70,6 +74,11 @@ def run_experiment(
             result = experiment.finish(state.params)
             log.append({"step": experiment.num_steps, "final": result.metrics})
     return result
+
+
+def record_of(experiment: Experiment) -> dict[str, Any]:
+    """What is saved with checkpoints, as it reads there: tuples are lists. The number of slices decides bits, too."""
+    return dict(json.loads(json.dumps({**experiment.record, "max_slices": MAX_SLICES})))
 
 
 def restore_or_init(
