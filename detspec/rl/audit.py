@@ -29,7 +29,7 @@ from detspec.train.run import LOG_NAME, read_log, record_of
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What an audit of a step found.
+    """The findings of an audit of a step.
 
     Attributes:
         step: the step, from 1 on.
@@ -62,9 +62,8 @@ def audit_step(config: RLConfig, workdir: Path, step: int) -> StepReport:
     prompts, known = config.draw(step - 1)
     texts = [_rollout(config, line) for line in lines]
     if len(texts) != len(prompts) * config.samples:
-        raise InputError(
-            f"the record of step {step} has {len(texts)} texts, not {len(prompts) * config.samples}: it is cut off"
-        )
+        wanted = len(prompts) * config.samples
+        raise InputError(f"the record of step {step} has {len(texts)} texts, not {wanted}: it is cut off")
     engine.prepare_replays()
     began = time.perf_counter()
     found = list(_of_texts(config, engine, texts, prompts, step))
@@ -115,9 +114,7 @@ def _sampled_by(config: RLConfig, workdir: Path, made: int) -> tuple[int, Params
         steps = store.steps()
         if made not in steps:
             there = ", ".join(str(step + 1) for step in (0, *steps) if step < config.num_steps)
-            raise InputError(
-                f"there is no checkpoint of the weights before step {made + 1}: steps that can be audited are {there}"
-            )
+            raise InputError(f"no checkpoint has the weights before step {made + 1}: steps that can be audited are {there}")
         if differing := sorted(name for name, _, _ in differing_entries(store.record(made), record_of(experiment))):
             raise InputError(f"{workdir}: the run was made with another config; differing: {', '.join(differing)}")
         like = jax.eval_shape(lambda: experiment.init_state(masters(model.params), optimizer))

@@ -77,7 +77,7 @@ def run_experiment(
 
 
 def record_of(experiment: Experiment) -> dict[str, Any]:
-    """What is saved with checkpoints, as it reads there: tuples are lists. The number of slices decides bits, too."""
+    """Names all that decides the bits of a run, as checkpoints hold it; the number of slices is part of it."""
     return dict(json.loads(json.dumps({**experiment.record, "max_slices": MAX_SLICES})))
 
 

@@ -67,6 +67,16 @@ GROUPS = {
         "What proposes tokens; [Your own draft source](../extending.md#a-draft-source) shows how to write one.",
         ("draft_model", "draft.source.Drafter", "draft.source.DraftSource", "state.Draft"),
     ),
+    "reference/rl.md": Group(
+        "Reinforcement learning",
+        "Rollouts and updates whose log-probabilities are the same bits; [On-policy training](../on_policy.md) shows them at "
+        "work.",
+        (
+            *("logprobs", "rl.policy.Policy", "rl.rollouts.Rollout", "rl.objectives.Objective", "rl.objectives.grpo"),
+            *("rl.objectives.dr_grpo", "rl.objectives.rloo", "rl.objectives.reinforce"),
+            *("rl.config.RLConfig", "rl.tasks.RewardedTask"),
+        ),
+    ),
     "reference/riders.md": Group(
         "Riders",
         "What requests bring along; [Your own rider](../extending.md#a-rider) shows how to write one.",
