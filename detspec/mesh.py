@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -131,20 +132,19 @@ def mesh_of(tree: Any) -> Mesh | None:
     return None
 
 
-Place = Mesh | SingleDeviceSharding | None
+Place = Mesh | SingleDeviceSharding
 
 
 def place_of(cfg: ModelConfig, params: Params) -> Place:
-    """Finds where `params` lie: a mesh, a device that they are committed to, or None for shapes and arrays that jax may move.
+    """Finds where `params` lie: a mesh, or the device of the first array; jax's own device where all are numpy's.
 
     Raises `InputError` if they lie on several devices in another way than `param_shardings` says.
     """
     mesh = mesh_of(params)
     leaves = jax.tree.leaves_with_path(params)
     if mesh is None:
-        sharding = getattr(leaves[0][1], "sharding", None)
-        is_bound = getattr(leaves[0][1], "committed", False) and isinstance(sharding, SingleDeviceSharding)
-        return sharding if is_bound else None
+        first = next((leaf for _, leaf in leaves if isinstance(leaf, jax.Array)), jnp.zeros(()))
+        return SingleDeviceSharding(next(iter(first.devices())))
     wanted_places = jax.tree.leaves(jax.tree.broadcast(param_shardings(cfg, mesh), params))
     for (path, leaf), wanted in zip(leaves, wanted_places, strict=True):
         if not leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
@@ -175,13 +175,9 @@ def places_of(cfg: ModelConfig, params: Params, number: int) -> list[Place]:
 
 
 def put(tree: Tree, place: Place, specs: Any = COPIES) -> Tree:
-    """`tree` committed to `place`, on a mesh by `specs`; as it is without a place.
-
-    jit compiles separately for committed and uncommitted arrays, and outputs are committed like the weights. Committing the
-    first state avoids compiling every program twice.
-    """
-    if place is None:
-        return tree
+    """`tree` committed to `place`, on a mesh by `specs`. What lies there already is not copied: both share the memory."""
+    if not isinstance(place, Mesh):
+        return jax.device_put(tree, place)
     shardings = jax.tree.broadcast(_shardings(place, specs), tree, is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
     return jax.tree.map(_put_array, tree, shardings)
 
@@ -203,9 +199,7 @@ def made(init_fn: Callable[[], Tree], place: Place, specs: Any = COPIES) -> Tree
     return put(init_fn(), place)
 
 
-def _shardings(place: Mesh | SingleDeviceSharding, specs: Any) -> Any:
-    if not isinstance(place, Mesh):
-        return place
+def _shardings(place: Mesh, specs: Any) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(place, spec), specs)
 
 

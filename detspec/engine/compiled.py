@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from detspec.compile_cache import CompileCache
 from detspec.config import ModelConfig
@@ -123,18 +123,26 @@ class _Wanted(NamedTuple):
 
 def _wanted(call: ProgramCall) -> _Wanted:
     leaves, structure = jax.tree.flatten(call.args)
-    key = (call.fn, call.cfg, tuple(call.static.items()), structure, tuple(map(_shape_of, leaves)))
     mesh = mesh_of(call.args)
-    devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-    shapes = call._replace(args=jax.tree.map(_without_content, call.args))
-    return _Wanted(key, shapes, mesh, list(devices if mesh is None else mesh.devices.flat))
+    devices = _devices_of(leaves) if mesh is None else list(mesh.devices.flat)
+    shapes = [_without_content(leaf, devices) for leaf in leaves]
+    facts = tuple((leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)) for leaf in shapes)
+    key = (call.fn, call.cfg, tuple(call.static.items()), structure, tuple(devices), facts)
+    return _Wanted(key, call._replace(args=jax.tree.unflatten(structure, shapes)), mesh, devices)
 
 
-def _without_content(leaf: Any) -> Any:
-    """The shape and dtype of an array, which is all that tracing sees."""
+def _devices_of(leaves: Sequence[Any]) -> list[jax.Device]:
+    """The devices, in general one, that arrays are committed to; if there are none, those where arrays are."""
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    bound = [array for array in arrays if array.committed] or arrays
+    return list({device for array in bound for device in array.devices()})
+
+
+def _without_content(leaf: Any, devices: Sequence[jax.Device]) -> Any:
+    """The shape, dtype and place of an array, which is all that tracing sees."""
     if not isinstance(leaf, jax.Array):
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding_of(leaf), weak_type=leaf.weak_type)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding_of(leaf, devices), weak_type=leaf.weak_type)
 
 
 def _fulfil(begun: Future[Executable], make: Callable[[], Executable]) -> None:
@@ -213,10 +221,13 @@ def _note_hit(event: str, **_: Any) -> None:
 jax.monitoring.register_event_listener(_note_hit)
 
 
-def _shape_of(leaf: Any) -> tuple[Hashable, ...]:
-    return leaf.shape, str(leaf.dtype), _sharding_of(leaf)
+def _sharding_of(array: jax.Array, devices: Sequence[jax.Device]) -> Any:
+    """Place where an array of a program on `devices` must be; None if jax finds it.
 
-
-def _sharding_of(leaf: Any) -> Any:
-    """Place where an array must be; None if it goes where the others are."""
-    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+    On one device it does not matter whether the array is committed: weights of a trainer are, others are not, and so are what
+    programs make of them. On jax's own device no program names the place.
+    """
+    if len(devices) != 1:
+        return array.sharding if array.committed else None
+    is_default = jax.config.jax_default_device is None and devices[0] == jax.local_devices()[0]
+    return None if is_default else SingleDeviceSharding(devices[0])

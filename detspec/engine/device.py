@@ -44,6 +44,7 @@ from detspec.generation.insert import no_requests, pack_requests
 from detspec.generation.loop import NEVER, Limits
 from detspec.generation.score import Asked, Replayed
 from detspec.mesh import COPIES, STATE, Place, made, param_specs, place_of, put
+from detspec.model.params import Params
 from detspec.riders.rider import Capacity, Entry, Reader, Rider
 from detspec.riders.riding import Riders
 from detspec.sampling_params import MAX_LOGPROBS
@@ -98,7 +99,6 @@ class Device:
             raise InputError(
                 f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
             )
-        self.model = model
         self.config = config
         self.schedule = chosen_schedule(config.schedule, model.cfg)
         self.num_pages = config.max_requests * self.max_pages if config.num_pages is None else config.num_pages
@@ -108,6 +108,7 @@ class Device:
             )
         self.clock = BusyClock()
         self.place: Place = place_of(model.cfg, model.params)
+        self.model = moved(model, self.place)
         self.drafters = drafters_of(
             drafters or {}, prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max
         )
@@ -151,12 +152,13 @@ class Device:
         self.prefills_apart = self.may_prefill_apart
 
     def use(self, model: Model) -> None:
-        """Goes on with other weights of the same shapes, wherever they lie; on a mesh they are cut like those before."""
-        if isinstance(self.place, Mesh):
-            model = dataclasses.replace(model, params=put(model.params, self.place, param_specs(model.cfg)))
-        self.model = model
+        """Goes on with other weights of the same shapes, wherever they lie: they are put where those before are.
+
+        Raises `InputError` if some have been deleted.
+        """
+        check_alive(model.params)
+        self.model = moved(model, self.place)
         self._derived.clear()
-        self._programs.clear()  # weights in another place need other programs
 
     def widen(self, room: Room) -> None:
         """Gives each request `room`: programs are others from now on. All places must be free."""
@@ -357,6 +359,21 @@ class Device:
             source = self.drafters[name].source
             self._draft_states[name] = put(source.init(self.model.cfg, self.schedule, self.state), self.place)
         return self._draft_states[name]
+
+
+def check_alive(params: Params) -> None:
+    """Raises `InputError` if some of `params` have been deleted, as jax does with arrays that are donated to a program."""
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(params)):
+        raise InputError(
+            "the engine's weights have been deleted: it reads the arrays that it was given, without a copy, and these were "
+            "donated to a program (donate_argnums); give update_params weights that you do not donate, such as "
+            "jax.tree.map(jnp.copy, params)"
+        )
+
+
+def moved(model: Model, place: Place) -> Model:
+    """`model` with its weights at `place`; those that lie there already share their memory with the caller's."""
+    return dataclasses.replace(model, params=put(model.params, place, param_specs(model.cfg)))
 
 
 def _no_texts(config: EngineConfig) -> Texts:

@@ -30,11 +30,11 @@ from detspec.config import is_count
 from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement, Alone, agreement_of
 from detspec.engine.certify import Certificate
-from detspec.engine.device import Device
+from detspec.engine.device import Device, moved
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.intake import check_is_model, check_request, request_of, to_replay, to_score
 from detspec.engine.policy import Needs, Plan
-from detspec.engine.replica import Replica, Traffic, drafters_at, moved
+from detspec.engine.replica import Replica, Traffic, drafters_at
 from detspec.engine.request import Completion, Replay, Request, Update
 from detspec.engine.sequence import NOT_OF_ONE, SequenceState, update_of
 from detspec.environment import fingerprint
@@ -433,12 +433,16 @@ class Engine:
     def update_params(self, params: Params, weight_version: str | None = None) -> None:
         """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled again.
 
-        Each of several replicas gets a copy on its own devices.
+        On its own device the engine reads the very arrays that it is given, without a copy: they stay the caller's, who must
+        not donate them to a program while it has them. Weights that lie elsewhere are copied to where the first ones were; each
+        of several replicas gets a copy on its own devices. A trainer that donates float32 weights to its next step gives the
+        engine what `jax.jit(lambda params: jax.tree.map(jnp.copy, params))` returns.
 
         `weight_version` names them in fingerprints and digests. By default they are named by a digest of all weights, which
         takes as long as reading them. A model in int8 takes weights of its `cfg.dtype`, too, and rounds them.
 
-        Raises `InputError` if requests are in flight, or a weight has another shape or dtype than the model's.
+        Raises `InputError` if requests are in flight, or a weight has another shape or dtype than the model's, or was deleted.
+        Steps raise it if weights are deleted later.
         """
         self._take_in()
         if self.has_work:
@@ -446,8 +450,7 @@ class Engine:
         params = fitted(params, self.model.cfg)
         digest = digest_model(self.model.cfg, params) if weight_version is None else ""
         for replica in self.replicas:
-            model = dataclasses.replace(self.model, params=params, digest=digest, source="")
-            replica.device.use(model if len(self.replicas) == 1 else moved(model, replica.device.place))
+            replica.device.use(dataclasses.replace(self.model, params=params, digest=digest, source=""))
         self._weight_version = weight_version
         self._name_weights()
 

@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement
 from detspec.engine.certify import certified_passes
 from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.decide import Segment, decide
-from detspec.engine.device import Device
+from detspec.engine.device import Device, check_alive
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Needs, Plan, Room, needed_batches
 from detspec.engine.preparation import Preparation
@@ -20,7 +19,7 @@ from detspec.engine.request import FAILED, Update
 from detspec.engine.scheduler import PagePool, Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import NOT_OF_ONE, SequenceState, failed, wants_replay
-from detspec.mesh import Place, param_specs, put
+from detspec.mesh import Place, put
 from detspec.schedule import Schedule
 
 
@@ -130,7 +129,12 @@ class Replica:
                     self._end(sequence, keep=sequence.finish_reason != FAILED)
 
     def go_on(self, others: Sequence["Replica"] = ()) -> None:
-        """Gives places to sequences of the queue, as far as they should not go to one of `others`, and starts a segment."""
+        """Gives places to sequences of the queue, as far as they should not go to one of `others`, and starts a segment.
+
+        Raises `InputError` if there are sequences, but no longer the weights.
+        """
+        if self.scheduler.all:
+            check_alive(self.device.model.params)
         self._make_room()
         share = self._share(others)
         self._prepare(share)
@@ -303,11 +307,6 @@ class Replica:
             for sequence in sequences:
                 with self._alone(sequence):
                     act([sequence])
-
-
-def moved(model: Model, place: Place) -> Model:
-    """`model` with its weights at `place`."""
-    return dataclasses.replace(model, params=put(model.params, place, param_specs(model.cfg)))
 
 
 def drafters_at(place: Place, drafters: Mapping[str, Drafter]) -> dict[str, Drafter]:

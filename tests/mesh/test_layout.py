@@ -9,8 +9,11 @@ import pytest
 import detspec as ds
 from detspec.draft.given import RECORDED
 from detspec.draft.source import Drafter
+from detspec.engine.compiled import PROGRAMS
 from detspec.engine.device import Device
+from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.programs import copy_pages, read_sequences, run_segment
 from detspec.errors import InputError
 from detspec.mesh import fitting_chips, make_mesh, param_shardings, place_of
 from detspec.model.dense import with_fields
@@ -111,14 +114,28 @@ def test_chips_that_have_no_names_are_one():
     assert seen == [1]
 
 
-def test_new_weights_go_where_the_old_ones_lie():
+def num_programs() -> int:
+    return sum(len(PROGRAMS.made_from(fn)) for fn in (read_sequences, run_segment, copy_pages))
+
+
+def test_new_weights_go_where_the_old_ones_lie_and_need_no_program():
+    """Weights come from jax's own device, free and committed, from another device, and from a mesh."""
     changed = jax.tree.map(lambda leaf: leaf * 2, random_model(CFG))
-    asked = [[1, 2, 3]], SamplingParams(max_tokens=8)
+    mesh = make_mesh(CFG, 2, jax.devices()[4:6])
+    given = [changed, *(jax.device_put(changed, device) for device in jax.devices()[:4:3])]
+    given.append(jax.device_put(changed, param_shardings(CFG, mesh)))
+    asked = [[1, 2, 3]] * 2, SamplingParams(max_tokens=8, ignore_eos=True)
     found = []
-    for num_chips in (1, 4):
-        engine = engine_on(model_on(CFG, num_chips))
-        before = engine.generate(*asked)
-        engine.update_params(changed)
-        found.append([facts(one) for one in (*before, *engine.generate(*asked))])
-    assert found[0] == found[1]
+    for num_chips, num_replicas in ((1, 1), (4, 1), (1, 2)):
+        config = engine_on(model_on(CFG, 1)).config
+        engine = Engine(model_on(CFG, num_chips), config, num_replicas=num_replicas)
+        answers = [[facts(one) for one in engine.generate(*asked)]]
+        count = num_programs()
+        for number, params in enumerate(given):
+            engine.update_params(params, f"{number}")
+            answers.append([facts(one) for one in engine.generate(*asked)])
+            assert num_programs() == count, (num_chips, num_replicas, number)
+        assert answers[1:] == answers[1:2] * len(given)
+        found.append(answers)
+    assert found[0] == found[1] == found[2]
     assert found[0][0] != found[0][1]
