@@ -229,5 +229,5 @@ def _sharding_of(array: jax.Array, devices: Sequence[jax.Device]) -> Any:
     """
     if len(devices) != 1:
         return array.sharding if array.committed else None
-    is_default = jax.config.jax_default_device is None and devices[0] == jax.local_devices()[0]
-    return None if is_default else SingleDeviceSharding(devices[0])
+    is_free = jax.config.jax_default_device is None  # type: ignore[attr-defined]  # missing in jax's stub
+    return None if is_free and devices[0] == jax.local_devices()[0] else SingleDeviceSharding(devices[0])
