@@ -212,7 +212,7 @@ def logprobs_with_derivative(sum_row: SumFn) -> Callable[[jax.Array, jax.Array],
     def backward(given: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, None]:
         logits_f32, tokens = given
         is_token = jnp.arange(logits_f32.shape[1], dtype=jnp.int32)[None, :] == tokens[:, None]
-        return (is_token - jax.nn.softmax(logits_f32, axis=-1)) * cotangent[:, None], None
+        return (is_token.astype(jnp.float32) - jax.nn.softmax(logits_f32, axis=-1)) * cotangent[:, None], None
 
     found.defvjp(lambda logits_f32, tokens: (found(logits_f32, tokens), (logits_f32, tokens)), backward)
     return found
