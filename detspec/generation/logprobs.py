@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
-from detspec.errors import InputError
+from detspec.errors import InputError, shown
+from detspec.generation.checks import is_traced
 from detspec.mesh import check_one_chip
 from detspec.model.layers import head_f32
 from detspec.model.params import Params
@@ -61,8 +63,8 @@ def logprobs(
             texts, they work out each text once more in any case. It changes no log-probability.
 
     Returns:
-        float32 `[B, T]`: entry `p` is about the token at position `p`, given those before it. 0 before `start` and from the
-        text's end on.
+        float32 `[B, T]`: entry `p` is about the token at position `p`, given those before it. 0 for the first token
+        and from the text's end on.
 
     Raises:
         InputError: shapes contradict each other; the model thinks, or its weights or its cache are in int8; the weights lie on
@@ -70,19 +72,33 @@ def logprobs(
     """
     check_one_chip(params, "logprobs")
     schedule = chosen_schedule(schedule, cfg)
-    tokens, lengths = _checked(params, cfg, schedule.numerics, tokens, lengths)
-    B, T = tokens.shape
-    ops = exact_ops(cfg, schedule.numerics)
+    tokens, lengths, temperatures = _checked(cfg, schedule.numerics, tokens, lengths, temperature)
+    return _logprobs(params, cfg, tokens, lengths, temperatures, numerics=schedule.numerics, remat=remat)
+
+
+@partial(jax.jit, static_argnames=("cfg", "numerics", "remat"))  # operations that are called one by one round more often
+def _logprobs(
+    params: Params,
+    cfg: ModelConfig,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    temperatures: jax.Array,
+    *,
+    numerics: Numerics,
+    remat: bool,
+) -> jax.Array:
+    T = tokens.shape[1]
+    ops = exact_ops(cfg, numerics)
     masters = _masters(params, cfg)
-    # A temperature that the compiler knew would be divided by as a factor, which it fuses with what follows, see `tempered`.
-    temperatures = jnp.where(lengths > 0, jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (B,)), 1.0)
 
     def of_texts(tokens: jax.Array, temperatures: jax.Array) -> jax.Array:
         stream = sequence_streams(masters, cfg, tokens, ops, remat=remat)[-1]
         normed = ops.normed(stream, masters, "final_norm").reshape(-1, cfg.d_model)
+        # A temperature that the compiler knew would be divided by as a factor, which it fuses with what follows, see `tempered`.
+        unknown = jnp.where(jnp.isnan(normed[:, 0]), 1.0, jnp.repeat(temperatures, T))
         following = jnp.roll(tokens, -1, axis=1).reshape(-1)
-        of_rows = partial(_of_rows, masters, cfg, ops, logprobs_with_derivative(sum_fn(schedule.numerics)))
-        found = in_chunks(of_rows, LOGITS // cfg.vocab_size, normed, following, jnp.repeat(temperatures, T))
+        of_rows = partial(_of_rows, masters, cfg, ops, logprobs_with_derivative(sum_fn(numerics)))
+        found = in_chunks(of_rows, LOGITS // cfg.vocab_size, normed, following, unknown)
         return jnp.roll(found.reshape(tokens.shape), 1, axis=1)
 
     found = in_chunks(of_texts, ROWS // T, tokens, temperatures)
@@ -120,17 +136,17 @@ def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array) -> ja
 
 
 def _masters(params: Params, cfg: ModelConfig) -> Any:
-    """`params` as `exact_ops` take them: masters of what is multiplied or looked up, the rest rounded to the model's dtypes."""
+    """`params` as `exact_ops` take them: masters of matrices and tables, the rest rounded to the model's dtypes."""
 
     def rounded(declared: Weight, leaf: jax.Array) -> Any:
         dtype = declared.dtype(cfg)
-        return Master.of(leaf, dtype) if declared.is_matrix or declared.looked_up else leaf.astype(dtype)
+        return Master.of(leaf, dtype) if len(declared.axes) > 1 else leaf.astype(dtype)
 
     return jax.tree.map(rounded, weights(cfg), params)
 
 
-def _checked(params: Params, cfg: ModelConfig, numerics: Numerics, tokens: Any, lengths: Any) -> tuple[jax.Array, jax.Array]:
-    """The texts as arrays; `InputError` for what `logprobs` does not take."""
+def _checked(cfg: ModelConfig, numerics: Numerics, tokens: Any, lengths: Any, temperature: Any) -> tuple[jax.Array, ...]:
+    """Tokens, lengths and the temperature of each text as arrays; `InputError` for what `logprobs` does not take."""
     what = ""
     if cfg.thinking is not None:
         what = "a model that thinks"
@@ -156,4 +172,8 @@ def _checked(params: Params, cfg: ModelConfig, numerics: Numerics, tokens: Any, 
         raise InputError(
             f"texts of {tokens.shape[1]} tokens exceed the {cfg.max_position} positions that the model was made for"
         )
-    return tokens, lengths
+    is_known = not is_traced(temperature)
+    if jnp.shape(temperature) not in ((), lengths.shape) or (is_known and not (np.asarray(temperature) > 0).all()):
+        given = shown(np.asarray(temperature).tolist()) if is_known else jnp.shape(temperature)
+        raise InputError(f"detspec.logprobs takes a temperature above 0, for all texts or [B], got {given}")
+    return tokens, lengths, jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), lengths.shape)

@@ -114,10 +114,10 @@ class MixtureOfExperts:
         rows = x.reshape(-1, x.shape[-1])
         ids, weights_f32 = self.route(params, rows, ops)
         gate_f32, up_f32 = ops.experts_f32(rows, ids, params["experts_gate"], params["experts_up"])
-        gate_f32 = _with_bias(gate_f32, params, "gate", ids)
-        inner_f32 = self._gated(gate_f32, _with_bias(up_f32, params, "up", ids))
+        gate_f32 = _with_bias(gate_f32, params, "gate", ids, ops)
+        inner_f32 = self._gated(gate_f32, _with_bias(up_f32, params, "up", ids, ops))
         (each_f32,) = ops.experts_f32(collectives.gather(inner_f32.astype(x.dtype)), ids, params["experts_down"])
-        each_f32 = rounded(_with_bias(each_f32, params, "down", ids) * weights_f32[..., None], jnp.float32)
+        each_f32 = rounded(_with_bias(each_f32, params, "down", ids, ops) * weights_f32[..., None], jnp.float32)
         out_f32 = in_order(each_f32)
         out = collectives.gather(out_f32.astype(x.dtype)).reshape(x.shape)
         return out if self.shared is None else out + self._shared_rows(self.shared, params, x, ops)
@@ -165,10 +165,10 @@ class MixtureOfExperts:
         return rounded(out.astype(jnp.float32) * share_f32, x.dtype).astype(x.dtype)
 
 
-def _with_bias(y_f32: jax.Array, params: dict[str, Any], name: str, ids: jax.Array) -> jax.Array:
+def _with_bias(y_f32: jax.Array, params: dict[str, Any], name: str, ids: jax.Array, ops: RowOps) -> jax.Array:
     """`y_f32 [R, k, out]` with the biases of the experts `ids [R, k]`, where there are some."""
     biases = params.get(f"experts_{name}_bias")
-    return y_f32 if biases is None else y_f32 + collectives.own(biases[ids]).astype(jnp.float32)
+    return y_f32 if biases is None else y_f32 + collectives.own(ops.take(biases, ids)).astype(jnp.float32)
 
 
 def softmax(x: jax.Array, ops: RowOps) -> jax.Array:
