@@ -36,6 +36,12 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
         match equation.primitive.name:
             case "jit":
                 outputs = _evaluate(params["jaxpr"].jaxpr, [_widen(const) for const in params["jaxpr"].consts], *inputs)
+            case "remat2":
+                outputs = _evaluate(params["jaxpr"], [], *inputs)
+            case "scan":
+                outputs = _scan(params, inputs)
+            case "reduce_precision":
+                outputs = inputs  # of float32, to keep a product apart from a sum
             case "cond":
                 branches = [
                     partial(_evaluate, one.jaxpr, [_widen(const) for const in one.consts]) for one in params["branches"]
@@ -48,6 +54,22 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
                 outputs = outputs if equation.primitive.multiple_results else [outputs]
         known |= zip(equation.outvars, outputs, strict=True)
     return [_widen(atom.val) if isinstance(atom, Literal) else known[atom] for atom in jaxpr.outvars]
+
+
+def _scan(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
+    """`jax.lax.scan` of the equation's program."""
+    num_consts = params["num_consts"]
+    num_carried = params["num_carry"]
+    step = partial(_evaluate, params["jaxpr"].jaxpr, [_widen(const) for const in params["jaxpr"].consts])
+
+    def body(carried: list[Any], each: list[Any]) -> tuple[list[Any], list[Any]]:
+        found = step(*inputs[:num_consts], *carried, *each)
+        return found[:num_carried], found[num_carried:]
+
+    first = num_consts + num_carried
+    how = {name: params[name] for name in ("length", "reverse", "unroll")}
+    carried, each = jax.lax.scan(body, list(inputs[num_consts:first]), list(inputs[first:]), **how)
+    return [*carried, *each]
 
 
 def _widen(value: Any) -> Any:

@@ -46,7 +46,7 @@ def logprobs(
     """Log-probabilities of given texts, with the bits that generation reports, differentiable in `params`.
 
     They are those of `SamplingParams(logprobs_mode="tempered")`, at a temperature of 1 those of "raw", too. A pure function of
-    arrays, for `jax.jit` and `jax.grad`. The bits of a text depend on that text, the weights, the temperature and the schedule
+    arrays, for `jax.jit`, `jax.grad` and `jax.vmap`. The bits of a text depend on that text, the weights, the temperature and the schedule
     alone: not on its neighbours, their number, or what fills up its row.
 
     Derivatives are sums in XLA's order, in the dtype of each parameter. The program of a gradient is another program than that
@@ -68,7 +68,7 @@ def logprobs(
 
     Raises:
         InputError: shapes contradict each other; the model thinks, or its weights or its cache are in int8; the weights lie on
-            several chips; windows of the schedule are aligned; jax.vmap takes it.
+            several chips; windows of the schedule are aligned.
     """
     check_one_chip(params, "logprobs")
     schedule = chosen_schedule(schedule, cfg)
