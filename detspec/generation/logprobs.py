@@ -46,8 +46,8 @@ def logprobs(
     """Log-probabilities of given texts, with the bits that generation reports, differentiable in `params`.
 
     They are those of `SamplingParams(logprobs_mode="tempered")`, at a temperature of 1 those of "raw", too. A pure function of
-    arrays, for `jax.jit`, `jax.grad` and `jax.vmap`. The bits of a text depend on that text, the weights, the temperature and the schedule
-    alone: not on its neighbours, their number, or what fills up its row.
+    arrays, for `jax.jit`, `jax.grad` and `jax.vmap`. The bits of a text depend on that text, the weights, the temperature and
+    the schedule alone: not on its neighbours, their number, or what fills up its row.
 
     Derivatives are sums in XLA's order, in the dtype of each parameter. The program of a gradient is another program than that
     of the forward pass: compare what it reports with what was generated, as `detspec.rl` does in every step.
