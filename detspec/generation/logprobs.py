@@ -94,7 +94,7 @@ def _logprobs(
     def of_texts(tokens: jax.Array, temperatures: jax.Array) -> jax.Array:
         stream = sequence_streams(masters, cfg, tokens, ops, remat=remat)[-1]
         normed = ops.normed(stream, masters, "final_norm").reshape(-1, cfg.d_model)
-        # A temperature that the compiler knew would be divided by as a factor, which it fuses with what follows, see `tempered`.
+        # A temperature that the compiler knew would be divided by as a factor, which it fuses with a following sum.
         unknown = jnp.where(jnp.isnan(normed[:, 0]), 1.0, jnp.repeat(temperatures, T))
         following = jnp.roll(tokens, -1, axis=1).reshape(-1)
         of_rows = partial(_of_rows, masters, cfg, ops, logprobs_with_derivative(sum_fn(numerics)))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from detspec.errors import InputError, shown
+from detspec.plain import plain_list
 
 AdvantageFn = Callable[[np.ndarray], np.ndarray]  # rewards [n] -> advantages [n]
 EPSILON = 1e-6  # added to a deviation before anything is divided by it
@@ -60,17 +61,18 @@ def advantages_of(groups: Sequence[Sequence[float | None]], kind: str) -> list[n
     return found
 
 
-def checked_rewards(groups: Sequence[Sequence[str]], rewards: Sequence[Sequence[object]]) -> list[list[float | None]]:
+def checked_rewards(groups: Sequence[Sequence[str]], rewards: object) -> list[list[float | None]]:
     """`rewards` as floats, one for each of the `groups` of ids; None leaves a text out.
 
     Raises `InputError`, with the id of the text, for anything else.
     """
-    given = [len(group) for group in rewards]
+    sentence = "rewards must be a list for each group, with a number or None for each text"
+    listed = [plain_list(group, sentence) for group in plain_list(rewards, sentence)]
+    given = [len(group) for group in listed]
     if given != [len(group) for group in groups]:
         raise InputError(f"rewards must be one for each text, in {[len(group) for group in groups]} a group, got {given}")
     return [
-        [_checked(id, reward) for id, reward in zip(ids, group, strict=True)]
-        for ids, group in zip(groups, rewards, strict=True)
+        [_checked(id, reward) for id, reward in zip(ids, group, strict=True)] for ids, group in zip(groups, listed, strict=True)
     ]
 
 

@@ -51,8 +51,12 @@ class Leaf(NamedTuple):
         return (position >= self.prompt_lens[:, None]) & (position < self.lengths[:, None])
 
 
-def leaves_of(rollouts: Sequence[Rollout], advantages: np.ndarray, objective: Objective, *, leaf: int) -> list[Leaf]:
+def leaves_of(
+    rollouts: Sequence[Rollout], advantages: np.ndarray, objective: Objective, *, leaf: int, max_position: int
+) -> list[Leaf]:
     """Cuts `rollouts` into leaves of `leaf` texts, in their order; texts with the advantage nan weigh nothing.
+
+    A leaf has as many positions as its longest text, rounded up to a power of two from 64 on, at most `max_position`.
 
     Raises `InputError` if `leaf` does not divide them.
     """
@@ -63,14 +67,14 @@ def leaves_of(rollouts: Sequence[Rollout], advantages: np.ndarray, objective: Ob
     each_weight = objective.weights(np.where(counted, num_tokens, 0), max(each.sampling.max_tokens for each in rollouts))
     gains = np.where(counted, advantages, 0.0).astype(np.float32)
     return [
-        _leaf(rollouts[first : first + leaf], gains[first : first + leaf], each_weight[first : first + leaf])
+        _leaf(rollouts[first : first + leaf], gains[first : first + leaf], each_weight[first : first + leaf], max_position)
         for first in range(0, len(rollouts), leaf)
     ]
 
 
-def _leaf(rollouts: Sequence[Rollout], gains: np.ndarray, each_weight: np.ndarray) -> Leaf:
+def _leaf(rollouts: Sequence[Rollout], gains: np.ndarray, each_weight: np.ndarray, max_position: int) -> Leaf:
     lengths = np.asarray([each.length for each in rollouts], np.int32)
-    T = max(SHORTEST, 1 << (int(lengths.max()) - 1).bit_length())
+    T = min(max_position, max(SHORTEST, 1 << (int(lengths.max()) - 1).bit_length()))
     tokens = np.zeros((len(rollouts), T), np.int32)
     sampled = np.zeros((len(rollouts), T), np.float32)
     prompt_lens = np.asarray([len(each.prompt_token_ids) for each in rollouts], np.int32)
@@ -215,13 +219,21 @@ def check_bits(leaf: Leaf, found: np.ndarray, *, first: int) -> None:
 
 
 def compared(leaves: Sequence[Leaf], found: Sequence[np.ndarray], objective: Objective) -> dict[str, float]:
-    """How log-probabilities `found [n, T]` differ from the sampler's, over all sampled tokens, in float64."""
+    """How log-probabilities `found [n, T]` differ from the sampler's, over all sampled tokens, in float64.
+
+    "kl" is their distance from the reference, by k3, where there is one.
+    """
     here = np.concatenate([each[leaf.is_new] for leaf, each in zip(leaves, found, strict=True)])
     there = np.concatenate([leaf.sampled[leaf.is_new] for leaf in leaves])
     away = here.astype(np.float64) - there.astype(np.float64)
     ratio = np.exp(away)
     low, high = objective.clip or (np.inf, np.inf)
+    distance = {}
+    if leaves[0].reference is not None:
+        apart = np.concatenate([leaf.reference[leaf.is_new] for leaf in leaves]).astype(np.float64) - here
+        distance = {"kl": float((np.exp(apart) - 1 - apart).mean())}
     return {
+        **distance,
         "logprob_bits_differ": float((~same_bits(here, there)).sum()),
         "logprob_diff_max": float(np.abs(away).max(initial=0.0)),
         "k3": float((ratio - 1 - away).mean()) if len(away) else 0.0,

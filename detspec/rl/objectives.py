@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import check_choice
+from detspec.config import check_choice, is_number
 from detspec.errors import InputError
 from detspec.rl.advantages import ADVANTAGES
 
@@ -35,9 +35,10 @@ class Objective:
         check_choice(self, "advantage", tuple(ADVANTAGES))
         check_choice(self, "mean", MEANS)
         clip = self.clip
-        if clip is not None and not (len(clip) == 2 and 0 < clip[0] <= 1 and clip[1] > 0):
+        is_pair = isinstance(clip, tuple | list) and len(clip) == 2 and all(map(is_number, clip))
+        if clip is not None and not (is_pair and 0 < clip[0] <= 1 and clip[1] > 0):
             raise InputError(f"Objective.clip must be (low, high) with 0 < low <= 1 and high > 0, or None, got {clip!r}")
-        if not (isinstance(self.kl, int | float) and 0 <= self.kl < float("inf")):
+        if not (is_number(self.kl) and self.kl >= 0):
             raise InputError(f"Objective.kl must be a number of at least 0, got {self.kl!r}")
 
     @property

@@ -12,9 +12,10 @@ import numpy as np
 import optax
 
 from detspec.checkpoint.load import Model
+from detspec.config import is_count
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.errors import InputError
+from detspec.errors import InputError, shown
 from detspec.mesh import check_one_chip, first_devices
 from detspec.model.params import Params
 from detspec.rl.advantages import advantages_of, checked_rewards
@@ -66,6 +67,8 @@ class Policy:
         Raises `InputError` if the model cannot be trained, or config and model do not fit.
         """
         check_trainable(model)
+        if not is_count(leaf):
+            raise InputError(f"leaf must be a positive integer, got {shown(leaf)}")
         self.engine = Engine(model, config)
         self.reference = model.params
         self.run = run
@@ -154,7 +157,7 @@ def learn(
     reward = {"reward": float(np.mean(counted)) if counted else float("nan")}
     if not np.nan_to_num(advantages).any():
         return learner.skip(state), {**reward, "loss": 0.0, "grad_norm": 0.0, "skipped": 1.0}
-    leaves = leaves_of(texts, advantages, learner.objective, leaf=leaf)
+    leaves = leaves_of(texts, advantages, learner.objective, leaf=leaf, max_position=learner.cfg.max_position)
     state, metrics = learner.step(state, leaves, sampled_by=sampled_by)
     return state, {**reward, **metrics, "skipped": 0.0}
 

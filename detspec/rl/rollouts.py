@@ -139,8 +139,9 @@ def check_groups(groups: Sequence[Sequence[Rollout]], *, compares: bool, version
                     f"{each.id!r} was sampled at the temperature {each.sampling.temperature}, others at {temperature}: "
                     "a step has one"
                 )
-            if len(each.logprobs) != len(each.token_ids) or not np.isfinite(each.logprobs).all():
+            is_finite = np.isfinite(np.asarray(each.logprobs, np.float32))  # of None: nan
+            if is_finite.shape != (len(each.token_ids),) or not is_finite.all():
                 raise InputError(
-                    f"{each.id!r} has {len(each.token_ids)} tokens and {np.isfinite(each.logprobs).sum()} finite "
-                    "log-probabilities: both must be as many"
+                    f"{each.id!r} has {len(each.token_ids)} tokens and {is_finite.sum()} finite log-probabilities: "
+                    "both must be as many"
                 )
