@@ -19,7 +19,7 @@ from detspec.environment import chosen_schedule
 from detspec.errors import InputError, shown
 from detspec.generation.checks import is_traced
 from detspec.mesh import check_one_chip
-from detspec.model.layers import head_f32
+from detspec.model.layers import head_f32, logits_f32
 from detspec.model.params import Params
 from detspec.model.rows import RowOps, exact_ops
 from detspec.model.transformer import sequence_streams
@@ -106,6 +106,22 @@ def _logprobs(
     return jnp.where((position >= 1) & (position < lengths[:, None]), found, 0.0)
 
 
+def logits(
+    params: Params, cfg: ModelConfig, tokens: jax.Array, *, schedule: Schedule | None = None, remat: bool = False
+) -> jax.Array:
+    """Logits of given texts with the bits that a canonical pass has, differentiable in `params`: float32 `[B, T, V]`.
+
+    For trainers that work out log-probabilities by themselves; arguments and errors as in `logprobs`, `tokens [B, T]` int32.
+    XLA adds up a softmax in another order, and divides by a temperature within it, so theirs may differ in the last bits.
+    """
+    check_one_chip(params, "logits")
+    schedule = chosen_schedule(schedule, cfg)
+    tokens, *_ = _checked(cfg, schedule.numerics, tokens, jnp.zeros(len(tokens), jnp.int32), 1.0)
+    ops = exact_ops(cfg, schedule.numerics)
+    masters = _masters(params, cfg)
+    return logits_f32(masters, cfg, sequence_streams(masters, cfg, tokens, ops, remat=remat)[-1], ops)
+
+
 def _of_rows(
     params: Params,
     cfg: ModelConfig,
@@ -145,8 +161,8 @@ def _masters(params: Params, cfg: ModelConfig) -> Any:
     return jax.tree.map(rounded, weights(cfg), params)
 
 
-def _checked(cfg: ModelConfig, numerics: Numerics, tokens: Any, lengths: Any, temperature: Any) -> tuple[jax.Array, ...]:
-    """Tokens, lengths and the temperature of each text as arrays; `InputError` for what `logprobs` does not take."""
+def check_trains(cfg: ModelConfig, numerics: Numerics) -> None:
+    """Raises `InputError` for a model or numerics without derivatives."""
     what = ""
     if cfg.thinking is not None:
         what = "a model that thinks"
@@ -160,6 +176,11 @@ def _checked(cfg: ModelConfig, numerics: Numerics, tokens: Any, lengths: Any, te
         raise InputError(
             f"detspec.logprobs does not take {what}: take a model in {cfg.dtype} with free windows and no thoughts"
         )
+
+
+def _checked(cfg: ModelConfig, numerics: Numerics, tokens: Any, lengths: Any, temperature: Any) -> tuple[jax.Array, ...]:
+    """Tokens, lengths and the temperature of each text as arrays; `InputError` for what `logprobs` does not take."""
+    check_trains(cfg, numerics)
     tokens = jnp.asarray(tokens)
     lengths = jnp.asarray(lengths)
     is_int = tokens.dtype == jnp.int32 and lengths.dtype == jnp.int32
