@@ -41,7 +41,7 @@ FAST = -m 'not optimised and not kernels and not slow and not sweep'
 STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals notebooks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals prove lint format notebooks pairs docs docs-serve dist clean
+.PHONY: help env demo test check test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals tunix prove lint format notebooks pairs docs docs-serve dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ parity: $(VENV)/.installed-parity ## compare every model family with Hugging Fac
 
 evals: $(VENV)/.installed-evals ## run the tests of `detspec eval`, with the lm-evaluation-harness
 	@$(unoptimised); $(PYTEST) tests/evals --dist loadfile $(ARGS)
+
+tunix: $(VENV)/tunix/.installed ## train by Tunix's GRPO with detspec's rollouts and policy; installs Tunix
+	@$(unoptimised); JAX_PLATFORMS=cpu $(VENV)/tunix/bin/python -m pytest tests/trainers $(ARGS)
 
 prove: env ## rehearse with tiny shapes what scripts/prove_on_device.py measures on a GPU or TPU
 	@rm -rf out/rehearsal; $(unoptimised); \
@@ -171,15 +174,16 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@$(PIP) --editable '.[docs]'
 	@touch $@
 
-# With compilers for missing devices installed, every import of jax looks for these devices and prints errors. So they have
-# their own environment, which also sees the packages of .venv, pip among them.
-$(VENV)/aot/.installed: $(VENV)/.installed
-	@echo "installing compilers for TPUs and GPUs into $(VENV)/aot (about 500 MB)"
-	@$(BIN)/python -m venv --without-pip $(VENV)/aot
+# With compilers for missing devices installed, every import of jax looks for these devices and prints errors; Tunix asks for
+# other versions of packages than the rest does. So both have their own environment, which also sees the packages of .venv, pip
+# among them.
+$(VENV)/aot/.installed $(VENV)/tunix/.installed: $(VENV)/.installed
+	@echo "installing the packages of the extra $(notdir $(@D)) into $(@D)$(if $(findstring aot,$@), (about 500 MB))"
+	@$(BIN)/python -m venv --without-pip $(@D)
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> "$$($(VENV)/aot/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["aot"], sep="\n")' \
-		| $(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement /dev/stdin
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(notdir $(@D))"], sep="\n")' \
+		| $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement /dev/stdin
 	@touch $@
 
 $(VENV)/aot-device/.installed: pyproject.toml

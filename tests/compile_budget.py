@@ -22,7 +22,7 @@ import pytest
 EVENT = "/jax/core/compile/backend_compile_duration"
 FEW = 24  # an engine takes up to ten, and a test may compare two
 NOT_JUDGED = ("slow", "sweep", "kernels")
-OTHER_SUITES = ("aot", "evals", "parity")  # folders with targets and packages of their own
+OTHER_SUITES = ("aot", "evals", "parity", "trainers")  # folders with targets and packages of their own
 OPERATIONS = {*dir(jax.lax), *dir(jax.numpy), "ffi_call", "stage"}
 
 

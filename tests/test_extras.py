@@ -11,7 +11,7 @@ from detspec.extras import install_command
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
 
-@pytest.mark.parametrize("extra", ["aot", "data", "eval", "plots", "serve"])
+@pytest.mark.parametrize("extra", ["aot", "data", "eval", "plots", "serve", "tunix"])
 def test_command_names_the_packages_of_an_extra_and_no_package_of_ours(extra):
     command = install_command(extra)
     for needed in PROJECT["optional-dependencies"][extra]:
