@@ -147,13 +147,15 @@ def run_steps(
 
 
 class Log:
-    """The log file: one JSON object a line. Opening it drops what a killed run wrote after its last checkpoint."""
+    """The log file: one JSON object a line."""
 
-    def __init__(self, path: Path, *, keep_steps: int) -> None:
-        kept = [line for line in read_log(path) if line["step"] <= keep_steps and "final" not in line]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(temporary, path)
+    def __init__(self, path: Path, *, keep_steps: int | None = None) -> None:
+        """Opens it; with `keep_steps` it drops what a killed run wrote after its last checkpoint."""
+        if keep_steps is not None:
+            kept = [line for line in read_log(path) if line["step"] <= keep_steps and "final" not in line]
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            os.replace(temporary, path)
         self.file = path.open("a")
 
     def __enter__(self) -> "Log":

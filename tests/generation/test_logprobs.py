@@ -48,7 +48,7 @@ class Texts(NamedTuple):
 
 
 def schedule_of(cfg: ModelConfig) -> Schedule:
-    """Settings that a user has here, in shorter pages and passes, which decide no bit of a row; windows of one row need no draft."""
+    """The default, in shorter pages and passes, which decide no bit of a row; windows of one row need no draft."""
     return default_schedule(cfg).with_numerics(page=16).with_budget(8, 1)
 
 
@@ -92,7 +92,7 @@ def in_gradient(cfg: ModelConfig, texts: Texts, *, remat: bool = False) -> jax.A
 
 
 def ordinary(cfg: ModelConfig, texts: Texts) -> jax.Array:
-    """Log-probabilities of an ordinary trainer."""
+    """The log-probabilities that an ordinary trainer finds."""
 
     return jax.jit(partial(ordinary_logprobs, cfg=cfg, texts=texts))(random_model(cfg))
 

@@ -1,4 +1,4 @@
-"""What a policy refuses, with one error each, and stays as it was."""
+"""A policy refuses, with one error each, and stays as it was."""
 
 import dataclasses
 from functools import cache
