@@ -119,7 +119,11 @@ def logits(
     tokens, *_ = _checked(cfg, schedule.numerics, tokens, jnp.zeros(len(tokens), jnp.int32), 1.0)
     ops = exact_ops(cfg, schedule.numerics)
     masters = _masters(params, cfg)
-    return logits_f32(masters, cfg, sequence_streams(masters, cfg, tokens, ops, remat=remat)[-1], ops)
+
+    def of_texts(tokens: jax.Array) -> jax.Array:
+        return logits_f32(masters, cfg, sequence_streams(masters, cfg, tokens, ops, remat=remat)[-1], ops)
+
+    return in_chunks(of_texts, ROWS // tokens.shape[1], tokens)
 
 
 def _of_rows(

@@ -1,6 +1,9 @@
 """A module of flax.nnx: trained by nnx's optimisers, whole or by adapters, and the engine's bits before and after each step."""
 
 import dataclasses
+import types
+from collections import defaultdict
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
+import detspec as ds
 from detspec.adapters.nnx_policy import Adapted, DetspecPolicy, Lora, low_rank, shifted
 from detspec.checkpoint.load import Model
 from detspec.config import ThinkingConfig
@@ -22,6 +26,7 @@ from tests.fakes import bits
 
 # Kernels give a row its bits in every program; XLA's products, as on most devices, only by the certificates of an engine.
 KERNELS = SCHEDULE.with_numerics(implementation="cpu", linear="pinned")
+PAGE = Path(__file__).parents[2] / "docs" / "rl_trainers.md"
 PROMPTS = [[5, 17, 9], list(range(20)), [3]]
 TEMPERATURE = 0.7
 
@@ -44,9 +49,9 @@ def policy_model() -> Model:
     return without_tokenizer(byte_params())
 
 
-def rollouts(engine: Engine) -> Rolled:
+def rollouts(engine: Engine, temperature: float) -> Rolled:
     sampling = [
-        SamplingParams(max_tokens=9 + 4 * i, temperature=TEMPERATURE, seed=i, logprobs_mode="tempered")
+        SamplingParams(max_tokens=9 + 4 * i, temperature=temperature, seed=i, logprobs_mode="tempered")
         for i in range(len(PROMPTS))
     ]
     tokens = np.zeros((len(PROMPTS), MAX_LEN), np.int32)
@@ -60,19 +65,21 @@ def rollouts(engine: Engine) -> Rolled:
     return Rolled(jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), reported)
 
 
-def digests(policy: DetspecPolicy, kind: type) -> list[bytes]:
-    """The bytes of all variables of exactly this kind."""
-    return [np.asarray(v[...]).tobytes() for _, v in nnx.iter_graph(policy) if type(v) is kind]
+def bytes_of(policy: DetspecPolicy) -> dict[type, list[bytes]]:
+    """The bytes of all variables, by their kind."""
+    found = defaultdict(list)
+    for _, node in nnx.iter_graph(policy):
+        if isinstance(node, nnx.Variable):
+            found[type(node)].append(np.asarray(node[...]).tobytes())
+    return found
 
 
 @pytest.mark.optimised
 @pytest.mark.programs(20)
-@pytest.mark.parametrize("lora", [None, Lora(rank=3, alpha=6.0)], ids=["whole", "lora"])
-def test_steps_of_nnx_optimizer_train_and_keep_the_engines_bits(policy_model, lora):
+def test_steps_of_nnx_optimizer_train_and_keep_the_engines_bits(policy_model):
     engine = make_engine(policy_model, 3, "none", schedule=KERNELS)
-    policy = DetspecPolicy(policy_model, schedule=KERNELS, lora=lora)
-    trained = nnx.Param if lora is None else nnx.LoRAParam
-    optimizer = nnx.Optimizer(policy, optax.adam(1e-2), wrt=trained)
+    policy = DetspecPolicy(policy_model, schedule=KERNELS)
+    optimizer = nnx.Optimizer(policy, optax.adam(1e-2), wrt=nnx.Param)
 
     @nnx.jit
     def step(policy: DetspecPolicy, optimizer: nnx.Optimizer, tokens, lengths, is_new):
@@ -80,23 +87,42 @@ def test_steps_of_nnx_optimizer_train_and_keep_the_engines_bits(policy_model, lo
             found = policy.logprobs(tokens, lengths, TEMPERATURE)
             return -jnp.sum(found * is_new) / is_new.sum(), found
 
-        (_, found), gradient = nnx.value_and_grad(loss, argnums=nnx.DiffState(0, trained), has_aux=True)(policy)
+        gradient, found = nnx.grad(loss, has_aux=True)(policy)
         with jax.numpy_dtype_promotion("standard"):
             optimizer.update(policy, gradient)
-        return found, gradient
+        return found
 
-    first = digests(policy, nnx.Param)
     reports = []
     for number in range(3):
-        rolled = rollouts(engine)
+        rolled = rollouts(engine, TEMPERATURE)
         reports.append(rolled.reported.tobytes())
-        found, gradient = step(policy, optimizer, rolled.tokens, rolled.lengths, rolled.is_new.astype(np.float32))
+        found = step(policy, optimizer, rolled.tokens, rolled.lengths, rolled.is_new.astype(np.float32))
         assert rolled.is_new.sum() == sum(9 + 4 * i for i in range(len(PROMPTS)))
         assert (bits(found)[rolled.is_new] == bits(rolled.reported)[rolled.is_new]).all()
-        assert all(type(leaf) is trained for leaf in jax.tree.leaves(gradient, is_leaf=lambda x: isinstance(x, nnx.Variable)))
         engine.update_params(policy.published(), weight_version=f"step {number + 1}")
     assert len(set(reports)) == 3  # the weights that sample have changed
-    assert (digests(policy, nnx.Param) == first) == (lora is not None)
+
+
+@pytest.mark.optimised
+@pytest.mark.programs(20)
+def test_code_of_the_page_trains_adapters_alone_and_keeps_the_engines_bits(policy_model, monkeypatch):
+    source = PAGE.read_text(encoding="utf-8").partition("## flax.nnx")[2].partition("```python\n")[2].partition("```")[0]
+    monkeypatch.setattr(ds, "load", lambda path: policy_model)
+    monkeypatch.setattr(ds, "EngineConfig", lambda **given: make_engine(policy_model, 3, "none", schedule=KERNELS).config)
+    page = vars(types.ModuleType("page"))
+    with jax.numpy_dtype_promotion("standard"):
+        exec(compile(source, PAGE.name, "exec"), page)
+        policy = page["policy"]
+        first = bytes_of(policy)
+        for number in range(3):
+            rolled = rollouts(page["engine"], 0.9)
+            found = page["step"](policy, page["optimizer"], rolled.tokens, rolled.lengths, rolled.is_new.astype(np.float32))
+            assert (bits(found)[rolled.is_new] == bits(rolled.reported)[rolled.is_new]).all()
+            page["engine"].update_params(policy.published(), weight_version=f"step {number + 1}")
+    last = bytes_of(policy)
+    assert last[nnx.Param] == first[nnx.Param]
+    assert len(last[nnx.LoRAParam]) == 2 * 7
+    assert all(a != b for a, b in zip(first[nnx.LoRAParam], last[nnx.LoRAParam], strict=True))
 
 
 @pytest.mark.optimised

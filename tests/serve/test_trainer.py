@@ -3,6 +3,8 @@
 import asyncio
 import concurrent.futures
 import json
+import types
+from pathlib import Path
 
 import jax
 import pytest
@@ -15,6 +17,8 @@ from detspec.openai.bodies import parse_completion
 from detspec.serve.streams import DONE, events
 from tests.engine.byte_model import BYTE_CFG, byte_params, write_folder
 from tests.serve.running import chatting, choices, chunks_of, make_engine, serving
+
+PAGE = Path(__file__).parents[2] / "docs" / "rl_trainers.md"
 
 
 def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
@@ -49,6 +53,37 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
     report = run_audit_responses(chatting(load(tmp_path / "first")), tmp_path / "log.jsonl", max_requests=8)
     assert (report.num_records, report.differences, report.num_other_weights) == (2, [], 3)
     assert digest_model(BYTE_CFG, byte_params()) == load(tmp_path / "first").digest
+
+
+def test_client_of_the_page_publishes_rolls_out_and_scores(model, tmp_path):
+    source = PAGE.read_text(encoding="utf-8").partition("## Over HTTP")[2].partition("```python\n")[2].partition("```")[0]
+    page = vars(types.ModuleType("page"))
+    exec(compile(source, PAGE.name, "exec"), page)
+    write_folder(tmp_path / "step-0")
+    write_folder(tmp_path / "step-1", init_params(BYTE_CFG, jax.random.key(2)))
+    prompts = [[5, 17, 9], [1, 2, 3, 4]]
+    with serving(make_engine(model), weights_dir=tmp_path) as running:
+        server = page["Server"](running.url)
+        asked = {"samples": 3, "step": 0, "max_tokens": 8, "temperature": 1.0}
+        first = server.rollouts(prompts, **asked)
+        assert [len(group) for group in first] == [3, 3]
+        for prompt, group in zip(prompts, first, strict=True):
+            assert len({tuple(sample["token_ids"]) for sample in group}) == 3
+            assert server.score(prompt + group[0]["token_ids"])[len(prompt) :] == group[0]["logprobs"]
+        named = server.publish("step-1", "step 1")
+        second = server.rollouts(prompts, **asked)
+        assert named["weight_version"] == "step 1"
+        assert {sample["system_fingerprint"] for group in second for sample in group} == {named["system_fingerprint"]}
+        assert all(a["logprobs"] != b["logprobs"] for a, b in zip(first[0], second[0], strict=True))
+        server.publish("step-0", None)
+        again = server.rollouts(prompts, **asked)
+        assert [texts_of(group) for group in again] == [texts_of(group) for group in first]
+        other_step = server.rollouts(prompts, **{**asked, "step": 1})
+        assert [texts_of(group) for group in other_step] != [texts_of(group) for group in first]
+
+
+def texts_of(group: list[dict]) -> list[tuple[list[int], list[float]]]:
+    return [(sample["token_ids"], sample["logprobs"]) for sample in group]
 
 
 @pytest.mark.slow
