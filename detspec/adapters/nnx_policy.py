@@ -86,8 +86,7 @@ class DetspecPolicy(nnx.Module):
         policy = DetspecPolicy(model)
         optimizer = nnx.Optimizer(policy, optax.adamw(1e-5), wrt=nnx.Param)
 
-    Forward passes in `nnx.jit` have the bits of an engine that runs `published()`, in every batch, if both have one schedule.
-    Outside of it XLA rounds after each operation, which a pass of an engine does not.
+    Forward passes have the bits of an engine that runs `published()`, in every batch, if both have one schedule.
 
     Attributes:
         cfg: shape and dtype of the model.

@@ -117,7 +117,12 @@ def logits(
     check_one_chip(params, "logits")
     schedule = chosen_schedule(schedule, cfg)
     tokens, *_ = _checked(cfg, schedule.numerics, tokens, jnp.zeros(len(tokens), jnp.int32), 1.0)
-    ops = exact_ops(cfg, schedule.numerics)
+    return _logits(params, cfg, tokens, numerics=schedule.numerics, remat=remat)
+
+
+@partial(jax.jit, static_argnames=("cfg", "numerics", "remat"))
+def _logits(params: Params, cfg: ModelConfig, tokens: jax.Array, *, numerics: Numerics, remat: bool) -> jax.Array:
+    ops = exact_ops(cfg, numerics)
     masters = _masters(params, cfg)
 
     def of_texts(tokens: jax.Array) -> jax.Array:
