@@ -77,6 +77,14 @@ GROUPS = {
             *("rl.config.RLConfig", "rl.tasks.RewardedTask"),
         ),
     ),
+    "reference/rl_trainers.md": Group(
+        "Other trainers",
+        "A model as a module of flax.nnx, and an engine under Tunix; [Other trainers](../rl_trainers.md) shows both.",
+        (
+            *("adapters.nnx_policy.DetspecPolicy", "adapters.nnx_policy.Lora"),
+            *("adapters.tunix.DetspecRollout", "adapters.tunix.TokenizerOfModel", "adapters.tunix.detspec_loss"),
+        ),
+    ),
     "reference/riders.md": Group(
         "Riders",
         "What requests bring along; [Your own rider](../extending.md#a-rider) shows how to write one.",

@@ -12,12 +12,14 @@ import pytest
 import qwix
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
+from tunix.rl.common import TrainExample
+from tunix.rl.grpo.grpo_learner import GRPOConfig
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from tunix.sft.metrics_logger import Mode
 
 import detspec as ds
 from detspec.adapters.nnx_policy import DetspecPolicy, Lora
-from detspec.adapters.tunix import PAD, DetspecRollout, TokenizerOfModel
+from detspec.adapters.tunix import PAD, DetspecRollout, TokenizerOfModel, completion_logprobs, detspec_loss
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.errors import InputError
@@ -175,6 +177,42 @@ def test_what_would_be_of_another_distribution_or_model_is_refused(engine):
         DetspecRollout(other, TokenizerOfModel(engine.model), CONFIG, engine=engine)
     with pytest.raises(InputError, match="Tunix gives prompts as texts"):
         TokenizerOfModel(without_tokenizer(byte_params()))
+
+
+def test_loss_is_that_of_numpy_and_refuses_what_it_does_not_know(engine):
+    policy = DetspecPolicy(engine.model, schedule=engine.schedule)
+    prompts = jnp.asarray([[PAD, 5, 6], [7, 8, 9]])
+    completions = jnp.asarray([[10, 11, 12, PAD], [13, 14, PAD, PAD]])
+    is_new = np.asarray(completions) != PAD
+    config = GRPOConfig(
+        policy_loss_fn="detspec", beta=0.5, epsilon=0.1, loss_agg_mode="token-mean", kl_loss_mode="mse_kl", num_generations=2
+    )
+    config.temperature = 0.9
+    now = np.asarray(completion_logprobs(policy, prompts, completions, PAD, 0.9), np.float64)
+    gains = np.asarray([1.0, -2.0])
+    moved = np.asarray([[0.3, -0.3, 0.0, 9.0], [0.3, -0.3, 9.0, 9.0]])
+    example = TrainExample(
+        prompt_ids=prompts,
+        prompt_mask=prompts != PAD,
+        completion_ids=completions,
+        completion_mask=jnp.asarray(is_new),
+        advantages=jnp.asarray(gains, jnp.float32),
+        ref_per_token_logps=jnp.asarray(now - 0.2, jnp.float32),
+        old_per_token_logps=jnp.asarray(now - moved, jnp.float32),
+    )
+    loss, metrics = detspec_loss(policy, example, config, PAD, 0)
+    ratio = np.exp(moved)
+    each = -np.minimum(ratio * gains[:, None], np.clip(ratio, 0.9, 1.1) * gains[:, None]) + 0.5 * 0.5 * 0.2**2
+    assert float(loss) == pytest.approx(each[is_new].mean(), rel=1e-5)  # float32
+    assert float(metrics["kl"]) == pytest.approx(0.5 * 0.2**2, rel=1e-4)
+    assert float(metrics["pg_clipfrac"]) == pytest.approx(2 / 5)  # above for the gain, below for the loss
+    assert float(metrics["logp_diff_max"]) == pytest.approx(0.3, rel=1e-5)
+    assert float(metrics["is_ratio/min"]) == pytest.approx(np.exp(-0.3), rel=1e-5)
+    config.loss_algo = "gspo-token"
+    with pytest.raises(InputError, match="without epsilon_c"):
+        detspec_loss(policy, example, config, PAD, 0)
+    with pytest.raises(InputError, match="no packed sequences"):
+        detspec_loss(policy, dataclasses.replace(example, segment_ids=completions), config, PAD, 0)
 
 
 def test_qwix_adds_no_adapter_as_the_page_says(engine):
