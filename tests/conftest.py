@@ -42,6 +42,7 @@ LONGEST = tuple(
         "cli/test_generate.py",
     )
 )
+SUITES = ("kernels", "optimised", "slow", "sweep")  # marks that targets of the Makefile ask for
 COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -79,11 +80,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Files of one folder need the same programs: side by side each process would compile them, one after the other the second
     finds them.
     """
+    check_marks(items)
     if hasattr(config, "workerinput"):
         files = list(dict.fromkeys(item.path for item in items))
         half = -(-len(files) // 2)
         place = {path: (i % half, i >= half) for i, path in enumerate(files)}
         items.sort(key=lambda item: (item.path not in LONGEST, place[item.path]))
+
+
+def check_marks(items: list[pytest.Item]) -> None:
+    """Fails if the file of a test does not write a mark of the test: it would be left out, see `pytest_ignore_collect`."""
+    marks = {(item.path, mark.name) for item in items for mark in item.iter_markers() if mark.name in SUITES}
+    if hidden := sorted(f"{path} needs mark.{name}" for path, name in marks if f"mark.{name}" not in path.read_text("utf-8")):
+        raise pytest.UsageError("marks are written in the file of their tests: " + ", ".join(hidden))
 
 
 def pytest_collection_finish() -> None:
