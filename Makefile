@@ -140,8 +140,9 @@ $(BIN)/python:
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 define install
 index=$$($(BIN)/python -m pip config get global.index-url 2> /dev/null); \
-{ $(PIP) uv && UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --python $(BIN)/python $${index:+--default-index "$$index"} $(1); } \
-	2> /dev/null || $(PIP) $(1)
+links=$$($(BIN)/python -m pip config get global.find-links 2> /dev/null); \
+{ $(PIP) uv && UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --python $(BIN)/python $${index:+--default-index "$$index"} \
+	$${links:+--find-links "$$links"} $(1); } 2> /dev/null || $(PIP) $(1)
 endef
 
 $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
@@ -156,22 +157,22 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-parity: $(VENV)/.installed
 	@echo "installing torch and transformers"
-	@$(PIP) --editable '.[parity]'
+	@$(call install,--editable '.[parity]')
 	@touch $@
 
 $(VENV)/.installed-evals: $(VENV)/.installed
 	@echo "installing the lm-evaluation-harness"
-	@$(PIP) --editable '.[eval]' 'lm_eval[api]'
+	@$(call install,--editable '.[eval]' 'lm_eval[api]')
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed
 	@echo "installing the packages for notebooks"
-	@$(PIP) --editable '.[notebooks]'
+	@$(call install,--editable '.[notebooks]')
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	@echo "installing the packages for the documentation"
-	@$(PIP) --editable '.[docs]'
+	@$(call install,--editable '.[docs]')
 	@touch $@
 
 # With compilers for missing devices installed, every import of jax looks for these devices and prints errors; Tunix asks for

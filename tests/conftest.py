@@ -74,6 +74,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CompileBudget(forget_programs), "compile_budget")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without a mark that `-m` asks for: each process would import all of them to take a test of ten."""
+    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    source = collection_path.read_text(encoding="utf-8")
+    return True if any(f"mark.{name}" not in source for name in marks_asked_for(config.option.markexpr)) else None
+
+
+def marks_asked_for(expression: str) -> list[str]:
+    """The marks that a test must have for `expression`, as "slow" of "slow and not optimised"; none if it has alternatives."""
+    return [] if " or " in expression else [name for name in expression.split(" and ") if name.isidentifier()]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deals the files of two halves by turns to several processes, the longest first.
 
