@@ -20,16 +20,17 @@ from detspec.ops.linear.int8 import quantize
 from detspec.ops.row_sum import cpu_sum
 from detspec.schedule import Numerics
 
+# Arrays are numpy's: each process that collects tests imports this file, and jax would compile for it.
 RNG = np.random.default_rng(0)
 SIZE = 3  # elements
 
 
-def floats(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
-    return jnp.asarray(RNG.standard_normal(shape), dtype)
+def floats(*shape: int, dtype: Any = jnp.bfloat16) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
 
 
-def ints(*shape: int, below: int) -> jax.Array:
-    return jnp.asarray(RNG.integers(0, below, shape), jnp.int32)
+def ints(*shape: int, below: int) -> np.ndarray:
+    return RNG.integers(0, below, shape).astype(np.int32)
 
 
 class Case(NamedTuple):
@@ -46,8 +47,8 @@ EXPERTS = floats(4, 32, 48)
 PAGES = floats(SIZE, 4, 2, 16, 16)  # [num_pages, K, page, H] of each element
 KEYS = PAGES.swapaxes(-1, -2)
 NEW = floats(SIZE, 3, 2, 16)
-PLACES = (jnp.asarray([2, 0, 3], jnp.int32), jnp.asarray([1, 15, 7], jnp.int32))
-INT8_PAGES = Int8Pages(jnp.zeros((SIZE, 4, 2, 16, 16), jnp.int8), jnp.zeros((SIZE, 4, 2, 16), jnp.float32))
+PLACES = (np.asarray([2, 0, 3], np.int32), np.asarray([1, 15, 7], np.int32))
+INT8_PAGES = Int8Pages(np.zeros((SIZE, 4, 2, 16, 16), np.int8), np.zeros((SIZE, 4, 2, 16), np.float32))
 attend = partial(
     attention.paged_attention, scores=Scores(0.25, None, None, False), numerics=Numerics(page=16, implementation="cpu")
 )
@@ -58,7 +59,7 @@ CASES = {
     "products with one weight": Case(lambda x, w: linear.linears_f32(x, [w]), (X, WEIGHT), (0, None)),
     "products with several weights": Case(lambda x, w: linear.linears_f32(x, [w]), (X[0], floats(SIZE, 32, 48)), (None, 0)),
     "products of used rows": Case(
-        lambda x, used: linear.linears_f32(x, [WEIGHT], used), (X, jnp.asarray(RNG.random((SIZE, 5)) < 0.5)), (0, 0)
+        lambda x, used: linear.linears_f32(x, [WEIGHT], used), (X, RNG.random((SIZE, 5)) < 0.5), (0, 0)
     ),
     "products in int8": Case(lambda x: linear.int8_linears_f32(x, [quantize(WEIGHT)]), (X,), (0,)),
     "products with experts": Case(

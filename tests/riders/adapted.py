@@ -1,6 +1,7 @@
 """Requests for a model of two layers that bring an adapter or none, and engines that take it."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import jax
 
@@ -16,15 +17,19 @@ from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, some_prompts
 
 CFG = with_fields(BYTE_CFG, num_layers=2)  # keys and values of the second layer depend on what the first one adapts
-PARAMS = init_params(CFG, jax.random.key(1))
-MODEL = Model(CFG, PARAMS, None, (), digest_model(CFG, PARAMS))
 BROUGHT = ("letters", None, "memos", "letters", None, "memos")
 
 
-def engine_of(method: str, riders: Sequence[Rider], model: Model = MODEL) -> Engine:
+@cache
+def plain_model() -> Model:
+    params = init_params(CFG, jax.random.key(1))
+    return Model(CFG, params, None, (), digest_model(CFG, params))
+
+
+def engine_of(method: str, riders: Sequence[Rider], model: Model | None = None) -> Engine:
     """Four places and pages for two of them, so that sequences are preempted half way; all engines share programs."""
     config = EngineConfig(max_requests=4, max_len=64, method=method, num_pages=8, num_speculative_tokens=3, schedule=SCHEDULE)
-    return Engine(model, config, riders=riders)
+    return Engine(model or plain_model(), config, riders=riders)
 
 
 def requests(brought: Sequence[str | None] = BROUGHT) -> list[Request]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Request
@@ -17,10 +18,13 @@ from detspec.riders.rider import Rider, shares_pages
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, facts, some_prompts
 from tests.examples import example
-from tests.riders.adapted import MODEL, engine_of, requests, run
+from tests.riders.adapted import engine_of, plain_model, requests, run
 
-# Some of its tokens are far more likely than others.
-SHARP = dataclasses.replace(MODEL, params={**MODEL.params, "head": MODEL.params["head"] * 4}, digest="sharp")
+
+def sharp() -> Model:
+    """A model some of whose tokens are far more likely than others."""
+    params = plain_model().params
+    return dataclasses.replace(plain_model(), params={**params, "head": params["head"] * 4}, digest="sharp")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ def least_margin(completions: Sequence[Completion], a: float = 0.5) -> float:
 
 
 def test_sampling_rule_of_the_page_drops_what_it_says(top_a):
-    engine = engine_of("none", (top_a.TOP_A,), SHARP)
+    engine = engine_of("none", (top_a.TOP_A,), sharp())
     assert least_margin(run(engine, sampled(0.5))) > -1e-4  # log-probabilities are rounded
     assert least_margin(run(engine, sampled(None))) < -1
     with pytest.raises(InputError, match=r"top_a must be a number between 0 and 1, got 1\.5"):
@@ -63,8 +67,8 @@ def test_sampling_rule_of_the_page_drops_what_it_says(top_a):
 @pytest.mark.optimised
 def test_sampling_rule_of_the_page_has_the_bits_of_each_request_alone(top_a):
     """The inverse control, whose bound depends on all rows of a pass, is not certified."""
-    together = run(engine_of("self", (top_a.TOP_A,), SHARP), sampled(0.5))
-    engine = engine_of("none", (top_a.TOP_A,), SHARP)
+    together = run(engine_of("self", (top_a.TOP_A,), sharp()), sampled(0.5))
+    engine = engine_of("none", (top_a.TOP_A,), sharp())
     alone = [run(engine, [request])[0] for request in sampled(0.5)]
     assert [(facts(c), c.digest) for c in together] == [(facts(c), c.digest) for c in alone]
     assert [facts(c) for c in together] != [facts(c) for c in run(engine, sampled(None))]
@@ -73,7 +77,7 @@ def test_sampling_rule_of_the_page_has_the_bits_of_each_request_alone(top_a):
         return jnp.where(logits_f32 >= logits_f32.max() - 4, logits_f32, -jnp.inf)
 
     with pytest.raises(InputError, match="this device does not certify the canonical pass"):
-        run(engine_of("self", (top_a.TOP_A._replace(logits=by_all_rows),), SHARP), sampled(0.5))
+        run(engine_of("self", (top_a.TOP_A._replace(logits=by_all_rows),), sharp()), sampled(0.5))
 
 
 def test_automaton_closes_its_brackets(tmp_path_factory):
@@ -88,8 +92,8 @@ def test_adapters_of_the_page_give_other_texts(adapters):
 
 @pytest.mark.parametrize("name", ["letters", "memos"])
 def test_adapter_has_the_log_probabilities_of_weights_that_it_is_merged_into(name, adapters):
-    cfg = dataclasses.replace(MODEL.cfg, dtype="float32")
-    params = jax.tree.map(lambda leaf: leaf.astype("float32"), MODEL.params)
+    cfg = dataclasses.replace(plain_model().cfg, dtype="float32")
+    params = jax.tree.map(lambda leaf: leaf.astype("float32"), plain_model().params)
     own = slice(adapters.NAMES.index(name) * adapters.RANK, (adapters.NAMES.index(name) + 1) * adapters.RANK)
     merged = [
         {**layer, "down": layer["down"] + up[:, own] @ down[own]}
@@ -98,7 +102,7 @@ def test_adapter_has_the_log_probabilities_of_weights_that_it_is_merged_into(nam
     schedule = SCHEDULE.with_numerics(cache_dtype="float32")
 
     def logprobs(params, riders: Sequence[Rider], brings: dict[str, str]) -> np.ndarray:
-        model = dataclasses.replace(MODEL, cfg=cfg, params=params)
+        model = dataclasses.replace(plain_model(), cfg=cfg, params=params)
         engine = Engine(model, EngineConfig(max_requests=2, max_len=64, method="none", schedule=schedule), riders=riders)
         asked = Request("0", tuple(range(20)), SamplingParams(), given_token_ids=tuple(range(40, 60)), brings=brings)
         return np.asarray(next(engine.run([asked])).logprobs)
