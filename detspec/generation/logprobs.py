@@ -73,11 +73,11 @@ def logprobs(
     check_one_chip(params, "logprobs")
     schedule = chosen_schedule(schedule, cfg)
     tokens, lengths, temperatures = _checked(cfg, schedule.numerics, tokens, lengths, temperature)
-    return _logprobs(params, cfg, tokens, lengths, temperatures, numerics=schedule.numerics, remat=remat)
+    return given_logprobs(params, cfg, tokens, lengths, temperatures, numerics=schedule.numerics, remat=remat)
 
 
 @partial(jax.jit, static_argnames=("cfg", "numerics", "remat"))  # operations that are called one by one round more often
-def _logprobs(
+def given_logprobs(
     params: Params,
     cfg: ModelConfig,
     tokens: jax.Array,
@@ -87,6 +87,7 @@ def _logprobs(
     numerics: Numerics,
     remat: bool,
 ) -> jax.Array:
+    """`logprobs` at the temperature of each text, `[B]`, for any device that `numerics` are for."""
     T = tokens.shape[1]
     ops = exact_ops(cfg, numerics)
     masters = _masters(params, cfg)

@@ -1,7 +1,7 @@
 """A policy ends with the same weights whatever its rollouts were batched, drafted and placed by, whoever is faster, and killed.
 
 Rewards, advantages and updates follow from bits of rollouts, so one other bit would be another policy. The controls take the
-ordinary forward pass for log-probabilities, change one bit of one of them, name another run, or make a rollout of later weights.
+ordinary forward pass for log-probabilities, change one of their bits, name another run, or make a rollout of later weights.
 """
 
 import dataclasses
