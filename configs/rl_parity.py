@@ -1,7 +1,7 @@
 """Coin flips with written steps: a model that was taught up to five operations learns up to twelve by its rewards alone.
 
 detspec train --config configs/rl_parity.py:taught      the start: supervised, problems of 1 to 5 operations
-detspec train --config configs/rl_parity.py             problems of 6 to 12; 1 for the right answer after the steps
+detspec train --config configs/rl_parity.py             problems of 6 to 12; 1 for all steps and the answer
 """
 
 from detspec.config import ThinkingConfig

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from detspec.errors import InputError
-from detspec.train.problems.problem import read_answer, texts
+from detspec.train.problems.problem import texts
 from detspec.train.problems.tasks import Task
 
 STEMS = (
@@ -80,13 +80,13 @@ class WrittenSteps:
             raise InputError(f"WrittenSteps.ops must be (least, most) numbers of operations from 1 on, got {self.ops!r}")
 
     def draw(self, rng: np.random.Generator, number: int) -> list[tuple[str, str]]:
-        """Draws problems of any number of operations in `ops`; a prompt knows its answer."""
+        """Draws problems of any number of operations in `ops`; a prompt knows its steps and its answer."""
         drawn = [self.problems.draw(rng, int(n)) for n in rng.integers(self.ops[0], self.ops[1] + 1, number)]
-        return [(texts(problem, "cot")[0], problem.answer) for problem in drawn]
+        return [texts(problem, "cot") for problem in drawn]
 
     def reward(self, known: str, prompt: str, text: str) -> float:
-        """1 for the answer after the steps, else 0."""
-        return float(read_answer(text, "cot") == known)
+        """1 for all steps and the answer, else 0; half of all answers about a coin would be right by chance."""
+        return float(text.strip() == known.strip())
 
 
 def source_digest(task: RewardedTask) -> str:

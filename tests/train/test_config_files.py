@@ -8,6 +8,7 @@ from detspec.cli.commands import main
 from detspec.errors import InputError
 from detspec.model.dense import config_to_json
 from detspec.model.params import num_params
+from detspec.rl.config import RLConfig
 from detspec.train import run
 from detspec.train.experiment import Result, load_config, settings_of, split_source
 from detspec.train.language import LanguageConfig
@@ -16,6 +17,8 @@ from detspec.train.problems.tasks import tokenizer_of
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Each file, with an arm where it has several, and the most bytes of float32 weights that its model takes.
 RUNS = {"tiny_python.py": 24e6, "thinking_parity.py": 3e6, "thinking_parity.py:cot": 3e6, "thinking_parity.py:no_cot": 3e6}
+RUNS |= {"rl_parity.py:taught": 3e6}
+ON_POLICY = ("rl_def.py", "rl_parity.py")  # they start from a folder
 KIND = """
 import dataclasses
 from detspec.errors import InputError
@@ -102,6 +105,16 @@ def test_config_of_the_repository_loads_and_opens_with_a_lab_note(source: str, m
     assert split_source(CONFIGS / source)[0].read_text().startswith('"""')
 
 
+@pytest.mark.parametrize("source", ON_POLICY)
+def test_config_of_rewards_loads_draws_prompts_and_opens_with_a_lab_note(source: str):
+    config = load_config(CONFIGS / source)
+    assert isinstance(config, RLConfig)
+    prompts, known = config.draw(0)
+    assert len(prompts) == len(known) == config.prompts
+    assert (prompts, known) == config.draw(0) != config.draw(1)
+    assert (CONFIGS / source).read_text().startswith('"""')
+
+
 def test_record_of_a_run_keeps_the_shape_of_a_model_as_checkpoints_do():
     """Runs that were recorded by these flat fields, before models had kinds of layers, resume."""
     config = load_config(CONFIGS / "tiny_python.py")
@@ -113,4 +126,4 @@ def test_record_of_a_run_keeps_the_shape_of_a_model_as_checkpoints_do():
 
 
 def test_every_config_of_the_repository_is_tried():
-    assert {source.split(":")[0] for source in RUNS} == {path.name for path in CONFIGS.glob("*.py")}
+    assert {source.split(":")[0] for source in (*RUNS, *ON_POLICY)} == {path.name for path in CONFIGS.glob("*.py")}
