@@ -38,7 +38,7 @@ ON_MESH = tests/mesh tests/promises/test_chips.py
 WITH_MESH = $(if $(filter tests/% scripts/%,$(ARGS)),$(filter $(ON_MESH:=%),$(ARGS)),yes)
 FAST = -m 'not optimised and not kernels and not slow and not sweep'
 # What a commit must pass, in this order.
-STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals notebooks docs
+STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals tunix notebooks docs
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test check test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals tunix prove lint format notebooks pairs docs docs-serve dist clean
