@@ -59,8 +59,8 @@ def logprobs(
         lengths: `[B]` int32, tokens of each text.
         temperature: what logits are divided by, above 0; for all texts or `[B]`, float32.
         schedule: numerics of the canonical pass, of which the bits are; the device's default if None.
-        remat: derivatives work out the inside of each layer once more, instead of keeping it; where there are more than a few
-            texts, they work out each text once more in any case. It changes no log-probability.
+        remat: derivatives work out the inside of each layer once more, instead of keeping it. Without it, they work out
+            texts once more where there are more than a few. It changes no log-probability.
 
     Returns:
         float32 `[B, T]`: entry `p` is about the token at position `p`, given those before it. 0 for the first token
@@ -102,7 +102,8 @@ def given_logprobs(
         found = in_chunks(of_rows, LOGITS // cfg.vocab_size, normed, following, unknown)
         return jnp.roll(found.reshape(tokens.shape), 1, axis=1)
 
-    found = in_chunks(of_texts, ROWS // T, tokens, temperatures)
+    # Checkpoints of layers within those of chunks would have other bits: the stream is rounded where an inner one begins.
+    found = in_chunks(of_texts, ROWS // T, tokens, temperatures, again=not remat)
     position = jnp.arange(T, dtype=jnp.int32)[None, :]
     return jnp.where((position >= 1) & (position < lengths[:, None]), found, 0.0)
 
@@ -145,8 +146,8 @@ def _of_rows(
     return logprobs_at(tempered(head_f32(params, cfg, normed, ops), temperatures), tokens)
 
 
-def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array) -> jax.Array:
-    """`fn(*by_row)` of arrays `[n, ...]`, at most about `size` rows at a time; derivatives work out each chunk once more.
+def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array, again: bool = True) -> jax.Array:
+    """`fn(*by_row)` of arrays `[n, ...]`, at most about `size` rows at a time; derivatives work out each chunk `again`.
 
     So what `fn` makes on its way is there for one chunk at a time. 5 rows by 2: chunks of 2, 2 and 1 with one that fills it up.
     """
@@ -157,7 +158,8 @@ def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array) -> ja
     size = -(-n // number)
     filled = [jnp.pad(x, [(0, number * size - n), *[(0, 0)] * (x.ndim - 1)]) for x in by_row]
     chunks = [x.reshape(number, size, *x.shape[1:]) for x in filled]
-    found = jax.lax.map(jax.checkpoint(lambda chunk: fn(*chunk)), chunks)
+    of_chunk: Callable[..., jax.Array] = lambda chunk: fn(*chunk)  # noqa: E731
+    found = jax.lax.map(jax.checkpoint(of_chunk) if again else of_chunk, chunks)
     return found.reshape(number * size, *found.shape[2:])[:n]
 
 
