@@ -198,12 +198,10 @@ class RLConfig:
         reference = model.params if self.objective.kl else None
         learner = Learner(model.cfg, engine.schedule, optimizer, self.objective, chips, self.remat, reference)
         sampler = Sampler(lambda step, version, params: self._sample(engine, step, version, params), self)
-        log: list[Log] = []
+        begun: set[bool] = set()
 
         def step_fn(state: TrainState, slices: Sequence[int]) -> tuple[TrainState, dict[str, Any]]:
             step = slices[0]
-            if not log:
-                log.append(Log(workdir / ROLLOUTS, keep_steps=step))
             versions = (*state.opt_state.earlier, published(state.params, model.cfg))
             groups = sampler.groups(step, versions)
             version = max(0, step - self.lag)
@@ -212,10 +210,12 @@ class RLConfig:
             plain = state.replace(opt_state=state.opt_state.optimizer)
             older = None if version == step else versions[0]
             plain, metrics = learn(learner, plain, groups, rewards, leaf=self.leaf, sampled_by=older)
-            for group, given in zip(groups, rewards, strict=True):
-                for each, reward in zip(group, given, strict=True):
-                    log[0].append(line_of(step + 1, each, reward))
-            log[0].sync()
+            with Log(workdir / ROLLOUTS, keep_steps=None if begun else step) as log:
+                for group, given in zip(groups, rewards, strict=True):
+                    for each, reward in zip(group, given, strict=True):
+                        log.append(line_of(step + 1, each, reward))
+                log.sync()
+            begun.add(True)
             state = plain.replace(opt_state=Kept(plain.opt_state, versions[1:]))
             return state, {**metrics, "rollouts": digest_rollouts([each for group in groups for each in group])}
 
