@@ -1,7 +1,7 @@
-"""A policy ends with the same weights whatever its rollouts were batched, drafted and placed by, whoever is faster, and killed.
+"""A policy ends with the same weights however its rollouts were batched, drafted and placed, whoever is faster, and if killed.
 
 Rewards, advantages and updates follow from bits of rollouts, so one other bit would be another policy. The controls take the
-ordinary forward pass for log-probabilities, change one of their bits, name another run, or make a rollout of later weights.
+ordinary forward pass, change one bit of a log-probability, name another run, or take rollouts of later weights.
 """
 
 import dataclasses
@@ -16,12 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import detspec.rl as rl
-from detspec.checkpoint.load import Model
-from detspec.engine.engine_config import EngineConfig
+from detspec import environment
+from detspec.checkpoint.hf import save_hf
 from detspec.errors import DivergenceError, InputError
 from detspec.model.transformer import forward_sequences
 from detspec.rl import learner
@@ -29,28 +28,34 @@ from detspec.rl.config import ROLLOUTS, Sampler
 from detspec.rl.objectives import Objective
 from detspec.rl.policy import digest_weights
 from detspec.rl.rollouts import Rollout, digest_rollouts
-from detspec.sampling_params import SamplingParams
 from detspec.train.experiment import load_config
 from detspec.train.run import read_log, run_experiment
-from tests.engine.byte_model import write_folder
+from tests.engine.byte_model import byte_tokenizer
+from tests.rl.small_policy import CFG, SAMPLING, make_policy, rewards_of, small_model
 from tests.train.small_runs import RUN
 
 pytestmark = pytest.mark.optimised
 
-PROMPTS = ["ab", "def f(x):\n    return x"]
-SAMPLING = SamplingParams(max_tokens=14, temperature=0.9)
+PROMPTS = ([5, 17, 9], list(range(3, 24)))  # the second is longer than a page
 STEPS = 3
 EXACT = {"logprob_bits_differ": 0, "logprob_diff_max": 0, "k3": 0, "ratio_min": 1, "ratio_max": 1, "clipped": 0, "skipped": 0}
 
 
-def policy_of(model: Model, run: str = "run", **engine: Any) -> rl.Policy:
-    config = EngineConfig(**{"max_requests": 8, "max_len": 64, "method": "none", **engine})
-    return rl.Policy(model, config, optimizer=optax.adam(1e-2), leaf=4, run=run)
+SMALL = """
+from detspec import environment
+
+# Pages and passes of few positions, whose programs compile fast.
+small = environment.DEFAULT_SCHEDULES["cpu"].with_numerics(page=16).with_budget(8, 4)
+environment.DEFAULT_SCHEDULES["cpu"] = small
+"""
 
 
-def rewards_of(groups: list[list[Rollout]]) -> list[list[float]]:
-    """How many of a text's tokens are even."""
-    return [[float(sum(token % 2 == 0 for token in each.token_ids)) for each in group] for group in groups]
+@pytest.fixture(scope="module", autouse=True)
+def small_schedule():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "DEFAULT_SCHEDULES", {**environment.DEFAULT_SCHEDULES})
+        exec(SMALL)
+        yield
 
 
 def sampled(policy: rl.Policy) -> list[list[Rollout]]:
@@ -70,29 +75,29 @@ def trained(policy: rl.Policy) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def plain(model: Model) -> list[tuple[str, str]]:
-    return trained(policy_of(model))
+def plain(small_schedule) -> list[tuple[str, str]]:
+    return trained(make_policy())
 
 
 @pytest.mark.parametrize(
     "engine",
     [
-        {"max_requests": 3, "method": "ngram", "num_pages": 3, "prefix_sharing": False},
+        {"max_requests": 3, "method": "ngram", "num_pages": 5, "prefix_sharing": False},
         pytest.param({"max_requests": 16, "method": "auto"}, marks=pytest.mark.sweep),
         pytest.param({"max_requests": 4, "method": "self", "num_pages": 4}, marks=pytest.mark.sweep),
         pytest.param({"max_requests": 1, "method": "none"}, marks=pytest.mark.sweep),
         pytest.param({"max_requests": 8, "method": "none", "prefix_sharing": False}, marks=pytest.mark.sweep),
     ],
 )
-def test_weights_are_those_of_any_places_drafts_pages_and_prefixes(engine, model, plain):
-    assert trained(policy_of(model, **engine)) == plain
+def test_weights_are_those_of_any_places_drafts_pages_and_prefixes(engine, plain):
+    assert trained(make_policy(**engine)) == plain
 
 
-def test_control_another_run_has_other_weights(model, plain):
-    assert not {*trained(policy_of(model, "other"))} & {*plain}
+def test_control_another_run_has_other_weights(plain):
+    assert not {*trained(make_policy(run="other"))} & {*plain}
 
 
-def test_control_ordinary_log_probabilities_are_not_those_of_the_sampler(model, monkeypatch):
+def test_control_ordinary_log_probabilities_are_not_those_of_the_sampler(monkeypatch):
     def ordinary(params, cfg, tokens, lengths, *, temperature, schedule, remat):
         of_model = jax.tree.map(lambda leaf: leaf.astype(cfg.jax_dtype), params)
         logits_f32, _ = forward_sequences(of_model, cfg, tokens)
@@ -101,7 +106,7 @@ def test_control_ordinary_log_probabilities_are_not_those_of_the_sampler(model, 
         return jnp.pad(of_next, ((0, 0), (1, 0)))
 
     monkeypatch.setattr(learner, "logprobs", ordinary)
-    policy = policy_of(model)
+    policy = make_policy()
     groups = sampled(policy)
     before = policy.digest()
     with pytest.raises(DivergenceError, match="the policy is not the one that sampled"):
@@ -109,9 +114,9 @@ def test_control_ordinary_log_probabilities_are_not_those_of_the_sampler(model, 
     assert policy.digest() == before
 
 
-def test_control_one_flipped_bit_is_found_by_its_place_and_the_policy_goes_on_as_if_nothing_had_been(model, plain):
+def test_control_one_flipped_bit_is_found_by_its_place_and_the_policy_goes_on_as_if_nothing_had_been(plain):
     """A loss that is not finite changes nothing, either."""
-    policy = policy_of(model)
+    policy = make_policy()
     before = policy.digest()
     groups = sampled(policy)
     logprobs = groups[1][2].logprobs.copy()
@@ -126,8 +131,8 @@ def test_control_one_flipped_bit_is_found_by_its_place_and_the_policy_goes_on_as
     assert trained(policy) == plain
 
 
-def test_distance_from_the_reference_is_exactly_zero_at_first_and_not_later(model):
-    policy = policy_of(model)
+def test_distance_from_the_reference_is_exactly_zero_at_first_and_not_later():
+    policy = make_policy()
     for step in range(2):
         groups = sampled(policy)
         metrics = policy.update(groups, rewards_of(groups), rl.grpo(kl=0.1))
@@ -155,7 +160,7 @@ def get_config(arm):
     return RLConfig(
         model={folder!r}, task=Letters(), prompts=2, samples=4, max_tokens=14, num_steps=5, leaf=4, temperature=0.9,
         objective=grpo(), optimizer=OptimizerConfig(peak_lr=1e-2, final_lr=1e-3, warmup_steps=1), lag=int(lag),
-        overlap=not emulated, checkpoint_every=2, max_len=64, max_requests=8, method="none",
+        overlap=not emulated, checkpoint_every=2, max_len=48, max_requests=8, method="none",
     )
 """
 
@@ -163,8 +168,9 @@ def get_config(arm):
 @pytest.fixture(scope="module")
 def config_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("on_policy")
+    save_hf(root / "model", CFG, small_model().params, tokenizer_json=byte_tokenizer().to_str())
     path = root / "config.py"
-    path.write_text(CONFIG.replace("{folder!r}", repr(str(write_folder(root / "model")))))
+    path.write_text(CONFIG.replace("{folder!r}", repr(str(root / "model"))))
     return path
 
 
@@ -226,7 +232,7 @@ def test_killed_run_goes_on_to_the_same_weights_log_and_rollouts(arm, after, con
     """A step writes nine lines: eight texts, then the line of the log."""
     workdir = tmp_path / "run"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", RUN, f"{config_path}:{arm}", str(workdir), str(after)]
+    command = [sys.executable, "-c", SMALL + RUN, f"{config_path}:{arm}", str(workdir), str(after)]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     assert len(read_log(workdir / "log.jsonl")) == after // 9
     assert run(config_path, arm, workdir) == finished[arm]

@@ -4,31 +4,28 @@ import dataclasses
 from collections.abc import Sequence
 from functools import cache
 
-import jax
 import numpy as np
 import optax
 
 import detspec.rl as rl
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
-from detspec.model.dense import dense_config
-from detspec.model.params import init_params
 from detspec.rl.rollouts import Rollout
 from detspec.sampling_params import SamplingParams
+from tests.engine.byte_model import BYTE_CFG, byte_params
 
-# 48 positions: fewer than a leaf of short texts would have.
-CFG = dense_config(61, 32, 1, 2, 1, 16, 48, max_position=48, tie_embeddings=True)
-SAMPLING = SamplingParams(max_tokens=12, temperature=0.9)
+CFG = dataclasses.replace(BYTE_CFG, max_position=48)  # fewer positions than a leaf of short texts would have
+SAMPLING = SamplingParams(max_tokens=14, temperature=0.9)
 PROMPTS = ([5, 17, 9], [2, 11])
 
 
 @cache
 def small_model() -> Model:
-    return Model(CFG, init_params(CFG, jax.random.key(0)), None, (), "digest")
+    return Model(CFG, byte_params(), None, (), "digest")
 
 
 def make_policy(*, run: str = "run", leaf: int = 4, chips: int = 1, **engine) -> rl.Policy:
-    config = EngineConfig(**{"max_requests": 4, "max_len": 48, "method": "none", **engine})
+    config = EngineConfig(**{"max_requests": 8, "max_len": 48, "method": "none", **engine})
     return rl.Policy(small_model(), config, optimizer=optax.adam(1e-2), leaf=leaf, chips=chips, run=run)
 
 

@@ -74,7 +74,7 @@ def test_update_of_nothing_is_refused():
     [
         ({"prompts": [[1] * 40]}, "40"),
         ({"prompts": [[]]}, "empty"),
-        ({"prompts": [[61]]}, "0 .. 60"),
+        ({"prompts": [[2048]]}, "0 .. 2047"),
         ({"samples": 0}, "samples must be a positive integer, got 0"),
         ({"sampling": dataclasses.replace(SAMPLING, temperature=0.0)}, "a temperature above 0: greedy texts"),
         ({"sampling": dataclasses.replace(SAMPLING, top_p=0.5)}, "leave out top_p"),
