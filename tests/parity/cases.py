@@ -198,9 +198,13 @@ def write(name: str, folder: Path, **sizes: Any) -> Any:
 
 def greedy(model: Any, prompt: list[int], num_new: int) -> list[int]:
     """`num_new` greedy tokens after `prompt`, ignoring end of sequence."""
+    return greedy_texts(model, [prompt], num_new)[0][len(prompt) :]
+
+
+def greedy_texts(model: Any, prompts: list[list[int]], num_new: int) -> list[list[int]]:
+    """`prompts` of one length, each with `num_new` greedy tokens after it, ignoring end of sequence."""
     with torch.no_grad():
-        out = model.generate(torch.tensor([prompt]), max_new_tokens=num_new, do_sample=False, eos_token_id=None)
-    return out[0, len(prompt) :].tolist()
+        return model.generate(torch.tensor(prompts), max_new_tokens=num_new, do_sample=False, eos_token_id=None).tolist()
 
 
 def logits(model: Any, rows: list[list[int]]) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from cases import CASES, greedy, token_rows, write
+from cases import CASES, greedy_texts, token_rows, write
 from cases import logits as logits_of
 from safetensors.torch import load_file
 
@@ -35,7 +35,7 @@ def pair(request, tmp_path_factory):
     """A transformers model and our model, both loaded from the same files, and greedy texts of the former after prompts."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs = write(request.param, folder)
-    texts = [prompt + greedy(theirs, prompt, NUM_NEW) for prompt in token_rows(2, PROMPT)]
+    texts = greedy_texts(theirs, list(token_rows(2, PROMPT)), NUM_NEW)
     yield theirs, ds.load(folder), folder, texts
     jax.clear_caches()  # compiled programs hold memory mappings, and a process may have 65530
 
