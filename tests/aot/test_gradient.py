@@ -1,6 +1,7 @@
 """The gradient's program of detspec.logprobs compiles for missing devices: kernels are inside, nothing is added by chance.
 
-It costs no more than the gradient of an ordinary forward pass of the same shape, as compilers count.
+For a TPU it has no more operations than that of an ordinary trainer, as its compiler counts them, without those of kernels. It
+moves more bytes: 1.66 times as many in the shapes below, by the same count.
 """
 
 import re
@@ -46,19 +47,15 @@ def compiled(name: str, loss_fn: object) -> Compiled:
 
 
 @pytest.mark.parametrize("name", ["v6e:2x2", "h100", pytest.param("v5e:2x2", marks=pytest.mark.sweep)])
-def test_gradient_has_the_kernels_of_a_pass_and_costs_no_more_than_an_ordinary_one(name: str):
+def test_gradient_has_the_kernels_of_a_pass_and_no_more_operations_than_an_ordinary_one(name: str):
     ours = compiled(name, partial(exact, name=name))
     theirs = compiled(name, ordinary)
     hlo = ours.program.as_text()
     assert kernel_calls(hlo, target(name).platform) >= CFG.num_layers
     assert kernel_calls(theirs.program.as_text(), target(name).platform) == 0
-    print(
-        name,
-        ours.temp_bytes / theirs.temp_bytes,
-        ours.program.cost_analysis().get("flops"),
-        theirs.program.cost_analysis().get("flops"),
-        ours.program.cost_analysis().get("bytes accessed"),
-        theirs.program.cost_analysis().get("bytes accessed"),
-    )
     if target(name).platform == "gpu":
         assert FLOAT_SCATTER.findall(hlo) == []
+    else:
+        assert ours.flop is not None
+        assert theirs.flop is not None
+        assert ours.flop <= 1.1 * theirs.flop
