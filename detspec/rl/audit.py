@@ -19,9 +19,10 @@ from detspec.engine.engine import Engine
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.read_json import differing_entries
-from detspec.rl.config import ROLLOUTS, RLConfig
+from detspec.rl.config import RLConfig
 from detspec.rl.learner import masters, published
 from detspec.rl.rollouts import Rollout, digest_rollouts
+from detspec.rl.run import ROLLOUTS
 from detspec.seeds import seed_of
 from detspec.train.optimizer import make_optimizer
 from detspec.train.run import LOG_NAME, read_log, record_of

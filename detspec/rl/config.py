@@ -1,24 +1,12 @@
-"""A run of reinforcement learning for `detspec train`: what samples, what learns, and which weights each of them has.
-
-Rollouts of step `s` are sampled by the weights of step `max(0, s - lag)`, whoever is faster:
-
-    lag 1      engine      rollouts 0 and 1 by w0 | rollouts 2 by w1 | rollouts 3 by w2
-               trainer                   w0 -> w1 |         w1 -> w2 |         w2 -> w3
-
-So a run with a lag is a pure function of its config, too. The last `lag` versions are part of the state and of checkpoints;
-rollouts in flight are not: a run that goes on samples them again, to the same bits.
-"""
+"""Settings of a run of reinforcement learning, for `detspec train`; `detspec.rl.run` has its steps."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from detspec.checkpoint.folder import find_folder
 from detspec.checkpoint.load import Model, cast_params, load
@@ -28,19 +16,17 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.rl.advantages import checked_rewards
-from detspec.rl.learner import Learner, masters, published
+from detspec.rl.learner import masters, published
 from detspec.rl.objectives import GRPO, Objective
-from detspec.rl.policy import check_trainable, learn
-from detspec.rl.rollouts import Rollout, check_groups, digest_rollouts, sample_groups
+from detspec.rl.policy import check_trainable
+from detspec.rl.rollouts import Rollout
+from detspec.rl.run import OnPolicyRun, first_state
 from detspec.rl.tasks import RewardedTask, source_digest
 from detspec.sampling_params import SamplingParams
 from detspec.train.experiment import Experiment, Result, require_seed
 from detspec.train.export import EXPORT, export_like
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.run import Log
-from detspec.train.step import TrainState, TrainStep, init_state
 
-ROLLOUTS = "rollouts.jsonl"
 # Fields that decide no bit of a step.
 SPEED_ALONE = ("max_len", "max_requests", "num_pages", "method", "overlap", "checkpoint_every", "keep_checkpoints")
 MAX_LAG = 16  # versions of the weights that are kept
@@ -182,106 +168,10 @@ class RLConfig:
             finish=finish,
             cut=lambda step: [step] * num_leaves,
             exports=f"the model will be exported to {workdir / EXPORT}",
-            make_step=lambda loss_fn, optimizer, chips: self._make_step(model, optimizer, chips, workdir),
-            init_state=lambda params, optimizer: self._init_state(params, optimizer, model),
+            make_step=lambda loss_fn, optimizer, chips: OnPolicyRun(self, model, optimizer, chips, workdir).step,
+            init_state=lambda params, optimizer: first_state(params, optimizer, model.cfg, self.lag),
         )
-
-    def _init_state(self, params: Params, optimizer: optax.GradientTransformation, model: Model) -> TrainState:
-        """The state before the first step; what the optimiser keeps, and the weights of earlier steps."""
-        state = init_state(params, optimizer)
-        return state.replace(opt_state=Kept(state.opt_state, (published(params, model.cfg),) * self.lag))
-
-    def _make_step(
-        self, model: Model, optimizer: optax.GradientTransformation, chips: Sequence[jax.Device], workdir: Path
-    ) -> TrainStep:
-        engine = self.engine(model)
-        reference = model.params if self.objective.kl else None
-        learner = Learner(model.cfg, engine.schedule, optimizer, self.objective, chips, self.remat, reference)
-        sampler = Sampler(lambda step, version, params: self._sample(engine, step, version, params), self)
-        begun: set[bool] = set()
-
-        def step_fn(state: TrainState, slices: Sequence[int]) -> tuple[TrainState, dict[str, Any]]:
-            step = slices[0]
-            versions = (*state.opt_state.earlier, published(state.params, model.cfg))
-            groups = sampler.groups(step, versions)
-            version = max(0, step - self.lag)
-            check_groups(groups, compares=self.objective.compares, version=self.version(version), temperature=self.temperature)
-            rewards = self.rewards(step, groups)
-            plain = state.replace(opt_state=state.opt_state.optimizer)
-            older = None if version == step else versions[0]
-            plain, metrics = learn(learner, plain, groups, rewards, leaf=self.leaf, sampled_by=older)
-            with Log(workdir / ROLLOUTS, keep_steps=None if begun else step) as log:
-                for group, given in zip(groups, rewards, strict=True):
-                    for each, reward in zip(group, given, strict=True):
-                        log.append(line_of(step + 1, each, reward))
-                log.sync()
-            begun.add(True)
-            state = plain.replace(opt_state=Kept(plain.opt_state, versions[1:]))
-            return state, {**metrics, "rollouts": digest_rollouts([each for group in groups for each in group])}
-
-        return step_fn
 
     def version(self, step: int) -> str:
         """Names the weights after `step` steps."""
         return f"{self.name}:{step}"
-
-    def _sample(self, engine: Engine, step: int, version: int, params: Params) -> list[list[Rollout]]:
-        """The texts of `step`, by the weights `version`."""
-        name = self.version(version)
-        engine.update_params(params, weight_version=name)
-        return sample_groups(
-            engine, self.draw(step)[0], self.sampling, samples=self.samples, names=(self.name, step), version=name
-        )
-
-
-class Sampler:
-    """Samples the texts of steps in their order, ahead of them where the lag allows it."""
-
-    def __init__(self, sample: Callable[[int, int, Params], list[list[Rollout]]], config: RLConfig) -> None:
-        self._sample = sample
-        self._config = config
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler") if config.lag and config.overlap else None
-        self._begun: dict[int, Future[list[list[Rollout]]]] = {}
-
-    def groups(self, step: int, versions: Sequence[Params]) -> list[list[Rollout]]:
-        """The texts of `step`; those of later steps begin whose weights are among `versions`, the last of which are the newest.
-
-        `versions` are those after `step - lag`, .. `step` steps; what would be before the first step are the first weights.
-        """
-        lag = self._config.lag
-        last = step if self._thread is None else min(step + lag, self._config.num_steps - 1)
-        for later in range(step, last + 1):
-            if later not in self._begun:
-                version = max(0, later - lag)
-                self._begun[later] = self._begin(later, version, versions[version - (step - lag)])
-        return self._begun.pop(step).result()
-
-    def _begin(self, step: int, version: int, params: Params) -> Future[list[list[Rollout]]]:
-        if self._thread is not None:
-            return self._thread.submit(self._sample, step, version, params)
-        found: Future[list[list[Rollout]]] = Future()
-        found.set_result(self._sample(step, version, params))
-        return found
-
-
-class Kept(NamedTuple):
-    """State besides weights: that of the optimiser, and the weights of the last `lag` steps in the model's dtype."""
-
-    optimizer: Any
-    earlier: tuple[Params, ...]  # the oldest first
-
-
-def line_of(step: int, rollout: Rollout, reward: float | None) -> dict[str, Any]:
-    """A text and its reward as a line of the file of rollouts."""
-    return {
-        "step": step,
-        "id": rollout.id,
-        "version": rollout.version,
-        "seed": rollout.sampling.seed,
-        "prompt_token_ids": list(rollout.prompt_token_ids),
-        "token_ids": list(rollout.token_ids),
-        "logprobs": rollout.logprobs.tolist(),
-        "text": rollout.text,
-        "finish_reason": rollout.finish_reason,
-        "reward": reward,
-    }

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -77,7 +77,7 @@ class Policy:
         transform = optax.GradientTransformation(with_promotion(optimizer.init), with_promotion(optimizer.update))
         self._learner = cache(lambda objective: self._make_learner(transform, objective))
         self.state: TrainState = jax.device_put(init_state(masters(model.params), transform), self._chips[0])
-        self._idle_steps = 0
+        self._idle = Idle()
         self._publish()
 
     def _make_learner(self, transform: optax.GradientTransformation, objective: Objective) -> Learner:
@@ -112,7 +112,7 @@ class Policy:
     ) -> dict[str, float]:
         """Learns from `groups` with a reward for each text; None leaves a text out of the loss and of the baseline.
 
-        A step whose advantages are all 0 is skipped: the weights stay as they are.
+        A step whose advantages are all 0 is skipped, unless a reference counts: the weights stay as they are.
 
         Returns the metrics of `Learner.step`, "reward", and "skipped": 1 or 0.
 
@@ -124,12 +124,7 @@ class Policy:
         given = checked_rewards([[each.id for each in group] for group in groups], rewards)
         check_groups(groups, compares=objective.compares, version=self.version, temperature=texts[0].sampling.temperature)
         self.state, metrics = learn(self._learner(objective), self.state, groups, given, leaf=self.leaf)
-        self._idle_steps = self._idle_steps + 1 if metrics["skipped"] else 0
-        if self._idle_steps == WARN_AFTER:
-            warnings.warn(
-                f"{WARN_AFTER} steps had groups of equal rewards alone, and learned nothing: vary prompts, or sample more",
-                stacklevel=2,
-            )
+        self._idle.count(metrics)
         self._publish()
         return metrics
 
@@ -141,6 +136,22 @@ class Policy:
         return digest_weights(self.state.params)
 
 
+class Idle:
+    """Counts steps that learned nothing, and warns after `WARN_AFTER` of them one after the other."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def count(self, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step into account."""
+        self._number = self._number + 1 if metrics["skipped"] else 0
+        if self._number == WARN_AFTER:
+            warnings.warn(
+                f"{WARN_AFTER} steps had groups of equal rewards alone, and learned nothing: vary prompts, or sample more",
+                stacklevel=3,
+            )
+
+
 def learn(
     learner: Learner,
     state: TrainState,
@@ -150,12 +161,15 @@ def learn(
     leaf: int,
     sampled_by: Params | None = None,
 ) -> tuple[TrainState, dict[str, float]]:
-    """The state after a step on `groups`, or the same weights if all advantages are 0, and metrics; see `Learner.step`."""
+    """The state after a step on `groups`, and metrics; see `Learner.step`.
+
+    The weights stay as they are where all advantages are 0, and no distance from a reference counts.
+    """
     texts = [each for group in groups for each in group]
     advantages = np.concatenate(advantages_of(rewards, learner.objective.advantage))
     counted = [reward for group in rewards for reward in group if reward is not None]
     reward = {"reward": float(np.mean(counted)) if counted else float("nan")}
-    if not np.nan_to_num(advantages).any():
+    if not np.nan_to_num(advantages).any() and not learner.objective.kl:
         return learner.skip(state), {**reward, "loss": 0.0, "grad_norm": 0.0, "skipped": 1.0}
     leaves = leaves_of(texts, advantages, learner.objective, leaf=leaf, max_position=learner.cfg.max_position)
     state, metrics = learner.step(state, leaves, sampled_by=sampled_by)

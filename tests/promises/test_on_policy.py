@@ -24,10 +24,10 @@ from detspec.checkpoint.hf import save_hf
 from detspec.errors import DivergenceError, InputError
 from detspec.model.transformer import forward_sequences
 from detspec.rl import learner
-from detspec.rl.config import ROLLOUTS, Sampler
 from detspec.rl.objectives import Objective
 from detspec.rl.policy import digest_weights
 from detspec.rl.rollouts import Rollout, digest_rollouts
+from detspec.rl.run import ROLLOUTS, Sampler
 from detspec.train.experiment import load_config
 from detspec.train.run import read_log, run_experiment
 from tests.engine.byte_model import byte_tokenizer
