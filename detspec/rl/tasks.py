@@ -4,6 +4,8 @@ import ast
 import dataclasses
 import hashlib
 import inspect
+import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -85,8 +87,14 @@ class WrittenSteps:
         return [texts(problem, "cot") for problem in drawn]
 
     def reward(self, known: str, prompt: str, text: str) -> float:
-        """1 for all steps and the answer, else 0; half of all answers about a coin would be right by chance."""
-        return float(text.strip() == known.strip())
+        """The share of words that are right up to the first wrong one: 1 for all steps and the answer.
+
+        A reward for the answer alone would be half right by chance where it is a side of a coin.
+        """
+        words = text.split()
+        expected = known.split()
+        right = sum(itertools.takewhile(bool, map(operator.eq, words, expected)))
+        return right / max(len(words), len(expected))
 
 
 def source_digest(task: RewardedTask) -> str:
