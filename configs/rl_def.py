@@ -12,16 +12,17 @@ from detspec.rl.tasks import FirstDef
 from detspec.train.optimizer import OptimizerConfig
 
 
-def get_config() -> RLConfig:
-    """The run."""
+def get_config(seed: str = "0") -> RLConfig:
+    """The run with this seed."""
     return RLConfig(
         model=None,
         task=FirstDef(),
         prompts=8,
         samples=8,
         max_tokens=48,
-        num_steps=100,
+        num_steps=40,
         optimizer=OptimizerConfig(peak_lr=1e-4, final_lr=1e-5, warmup_steps=5, weight_decay=0.0),
         objective=grpo(),
         leaf=8,
+        seed=int(seed),
     )

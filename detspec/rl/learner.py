@@ -235,6 +235,7 @@ def compared(leaves: Sequence[Leaf], found: Sequence[np.ndarray], objective: Obj
     return {
         **distance,
         "logprob_bits_differ": float((~same_bits(here, there)).sum()),
+        "logprob_diff_mean": float(np.abs(away).mean()) if len(away) else 0.0,
         "logprob_diff_max": float(np.abs(away).max(initial=0.0)),
         "k3": float((ratio - 1 - away).mean()) if len(away) else 0.0,
         "ratio_min": float(ratio.min(initial=1.0)),

@@ -72,7 +72,14 @@ class Promise(NamedTuple):
 
 
 def carry_out(
-    name: str, measure: Callable[[Options], list[Row]], doc: str, argv: Sequence[str] | None, *, plot: Plot, promise: Promise
+    name: str,
+    measure: Callable[[Options], list[Row]],
+    doc: str,
+    argv: Sequence[str] | None,
+    *,
+    plot: Plot,
+    promise: Promise,
+    also: Promise | None = None,
 ) -> int:
     """The command of an ablation: reads the options, measures, prints the rows, writes `name.csv` and `name.png`.
 
@@ -85,7 +92,7 @@ def carry_out(
     options.out.mkdir(parents=True, exist_ok=True)
     write_csv(options.out / f"{name}.csv", rows)
     draw(options.out / f"{name}.png", rows, plot)
-    broken = promise.broken(rows)
+    broken = "; ".join(filter(None, (each.broken(rows) for each in (promise, also) if each)))
     print(f"\nbits: {broken or 'as promised, and the control differs'}\nwritten: {options.out / name}.csv and .png")
     return int(bool(broken))
 

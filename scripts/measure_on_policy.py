@@ -1,0 +1,274 @@
+"""Log-probabilities of `detspec.logprobs` against those of an engine, bit by bit, and its cost over an ordinary forward pass.
+
+    nice python -m scripts.measure_on_policy --json out/bits.json            bits of small random models, a row a kind and dtype
+    nice python -m scripts.measure_on_policy --cost --json out/cost.json     processor time in turns, and memory
+
+Bits: texts of one to three pages of 16, at four temperatures, "raw" and "tempered"; alone, in a gradient's program with and
+without remat, and among 1, 3 and 8 rows; and the 20 likeliest tokens of each position. The control is the forward pass of
+ordinary training. The exit code is 1 if a bit differs, or if the control has all bits in a row of the table.
+"""
+
+import argparse
+import dataclasses
+import json
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import detspec as ds
+from detspec.bench.bench import random_model
+from detspec.checkpoint.load import cast_params
+from detspec.compile_cache import enable_jax_cache
+from detspec.generation.logprobs import logits
+from detspec.model.experts import MixtureOfExperts
+from detspec.model.params import Params
+from detspec.ops.row_sum import sum_fn
+from detspec.presets import preset
+from detspec.rl.learner import masters
+from detspec.sampler import logprobs_at
+from scripts.ablations.on_policy import ordinary_logprobs
+from scripts.ablations.table import text_of
+
+GEMMA: dict[str, Any] = {"activation": "gelu_tanh", "norm_plus_one": True, "scale_embeddings": True, "post_norms": True}
+SLIDING: dict[str, Any] = {"sliding_window": 11, "sliding_layers": (True, False)}
+LAYER_NORM: dict[str, Any] = {"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "activation": "gelu"}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen": {"qkv_bias": True, "qk_norm": True, "tie_embeddings": True},
+    "gemma": {**GEMMA, **SLIDING, "attn_softcap": 5.0, "logit_softcap": 3.0, "tie_embeddings": True},
+    "olmo": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_of": "width"},
+    "pythia": {**LAYER_NORM, "parallel": True, "qkv_bias": True, "o_bias": True, "rotary_dim": 8},
+    "gpt2": {**LAYER_NORM, "learned_positions": True, "position_encoding": "none"},
+    "granite": {"embed_scale": 3.0, "residual_scale": 0.7, "logit_divisor": 3.0, "score_scale": 0.2},
+    "sinks": {"sinks": True, **SLIDING},
+    "experts": {"experts": MixtureOfExperts(8, 3, 24, renormalised=True), "dense_layers": (True, False)},
+    "alibi": {"position_encoding": "alibi"},
+}
+DTYPES = ("bfloat16", "float16", "float32")
+TEMPERATURES = (0.6, 0.9, 1.0, 1.7)
+PAGE, LENGTH = 16, 48
+LIKELIEST = 20
+SHAPES = ((8, 512), (4, 2048))  # texts and tokens whose cost is measured
+
+
+class Texts(NamedTuple):
+    """Texts that an engine generated, and what it reported."""
+
+    tokens: np.ndarray  # [B, T] int32
+    lengths: np.ndarray  # [B] int32
+    temperatures: np.ndarray  # [B] float32; 1 of those that reported "raw"
+    reported: np.ndarray  # [B, T] float32
+    is_new: np.ndarray  # [B, T]
+
+    def first(self, number: int) -> "Texts":
+        """The first `number` texts."""
+        return Texts(*(leaf[:number] for leaf in self))
+
+    def num_differing(self, found: Any) -> int:
+        """How many new tokens have other bits in `found [B, T]`."""
+        return int((np.asarray(found).view(np.uint32) != self.reported.view(np.uint32))[self.is_new].sum())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, prints the table, writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cost", action="store_true", help="measure processor time and memory instead")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="kinds of models")
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--texts", type=int, default=256, metavar="N", help="texts of each kind and dtype")
+    parser.add_argument("--models", nargs="+", default=["tiny_python", "random_100m"], metavar="PRESET", help="with --cost")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="with --cost")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    args = parser.parse_args(argv)
+    enable_jax_cache()
+    rows: list[dict[str, Any]] = []
+    cells = [(kind, dtype) for kind in args.kinds for dtype in args.dtypes]
+    if args.cost:
+        cells = [(name, dtype) for name in args.models for dtype in args.dtypes]
+    for name, dtype in cells:
+        rows += cost(name, dtype, args.rounds) if args.cost else [bits(name, dtype, args.texts)]
+        print(dict(rows[-1]), file=sys.stderr, flush=True)
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps({"fingerprint": ds.fingerprint(), "rows": rows}, indent=1) + "\n")
+    print(text_of(rows))
+    if args.cost:
+        return 0
+    print(f"\n{sum(row['compared'] for row in rows):,} log-probabilities, of which {sum(row['differ'] for row in rows)} differ")
+    return int(any(row["differ"] or not row["ordinary differ"] for row in rows))
+
+
+def bits(kind: str, dtype: str, number: int) -> dict[str, Any]:
+    """How many log-probabilities were compared with an engine's, and how many of them differ."""
+    cfg = ds.dense_config(256, 64, 2, 4, 2, 16, 128, max_position=LENGTH, dtype=dtype, **KINDS[kind])
+    model = random_model(cfg)
+    schedule = ds.default_schedule(cfg).with_numerics(page=PAGE)
+    engine = ds.Engine(model, ds.EngineConfig(32, LENGTH, schedule=schedule, method="none"))
+    texts = generated(engine, number)
+    few = texts.first(8)
+    differ = {
+        "forward": texts.num_differing(forward(model, engine.schedule, texts)),
+        "gradient": texts.num_differing(in_gradient(model, engine.schedule, texts, remat=False)),
+        "remat": texts.num_differing(in_gradient(model, engine.schedule, texts, remat=True)),
+        **{
+            f"{n} rows": few.first(n).num_differing(in_gradient(model, engine.schedule, few.first(n), remat=False))
+            for n in (1, 3, 8)
+        },
+    }
+    likely, likely_differ = likeliest(engine, texts)
+    ordinary = jax.jit(
+        lambda params: ordinary_logprobs(params, cfg, jnp.asarray(texts.tokens), jnp.asarray(texts.temperatures))
+    )
+    compared = 3 * int(texts.is_new.sum()) + sum(int(few.first(n).is_new.sum()) for n in (1, 3, 8)) + likely
+    return {
+        "kind": kind,
+        "dtype": dtype,
+        "compared": compared,
+        "differ": sum(differ.values()) + likely_differ,
+        **differ,
+        "of likeliest": likely,
+        "likeliest": likely_differ,
+        "positions": int(texts.is_new.sum()),
+        "ordinary differ": texts.num_differing(ordinary(model.params)),
+    }
+
+
+def generated(engine: ds.Engine, number: int) -> Texts:
+    """Texts of one to three pages at all temperatures; every other one reports "raw" log-probabilities."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(PAGE, LENGTH + 1, number).astype(np.int32)
+    prompts = [rng.integers(0, engine.model.cfg.vocab_size, 1 + i % 8).tolist() for i in range(number)]
+    temperatures = [TEMPERATURES[(i // 2) % len(TEMPERATURES)] for i in range(number)]
+    modes = [("tempered", "raw")[i % 2] for i in range(number)]
+    sampling = [
+        ds.SamplingParams(max_tokens=int(n) - len(p), temperature=t, seed=i, logprobs_mode=mode, ignore_eos=True)
+        for i, (n, p, t, mode) in enumerate(zip(lengths, prompts, temperatures, modes, strict=True))
+    ]
+    tokens = np.zeros((number, LENGTH), np.int32)
+    reported = np.zeros((number, LENGTH), np.float32)
+    is_new = np.zeros((number, LENGTH), bool)
+    for row, (prompt, found) in enumerate(zip(prompts, engine.generate(prompts, sampling), strict=True)):
+        tokens[row, : lengths[row]] = (*prompt, *found.token_ids)
+        is_new[row, len(prompt) : lengths[row]] = True
+        reported[row, is_new[row]] = found.logprobs
+    of_text = [t if mode == "tempered" else 1.0 for t, mode in zip(temperatures, modes, strict=True)]
+    return Texts(tokens, lengths, np.asarray(of_text, np.float32), reported, is_new)
+
+
+def forward(model: ds.Model, schedule: ds.Schedule, texts: Texts) -> Any:
+    """The log-probabilities of `texts` by a program of their own."""
+
+    @jax.jit
+    def found(params: Params) -> jax.Array:
+        return ds.logprobs(
+            params, model.cfg, texts.tokens, texts.lengths, temperature=jnp.asarray(texts.temperatures), schedule=schedule
+        )
+
+    return found(model.params)
+
+
+def in_gradient(model: ds.Model, schedule: ds.Schedule, texts: Texts, *, remat: bool) -> Any:
+    """Those that the program of a gradient works with, at masters in float32."""
+
+    def loss_fn(params: Params, temperatures: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found = ds.logprobs(
+            params, model.cfg, texts.tokens, texts.lengths, temperature=temperatures, schedule=schedule, remat=remat
+        )
+        return -(found * jnp.exp(found)).sum(), found
+
+    (_, found), _ = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(masters(model.params), texts.temperatures)
+    return found
+
+
+def likeliest(engine: ds.Engine, texts: Texts) -> tuple[int, int]:
+    """How many log-probabilities of the likeliest tokens were compared, and how many differ; at a temperature of 1."""
+    listed = [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
+    scored = engine.score(listed, 1, ds.SamplingParams(temperature=0.0, logprobs=LIKELIEST))
+    params, cfg = engine.model.params, engine.model.cfg
+    sum_row = sum_fn(engine.schedule.numerics)
+    of_all = jax.jit(lambda tokens: logits(params, cfg, tokens, schedule=engine.schedule))(texts.tokens)
+    at = jax.jit(lambda rows, tokens: logprobs_at(rows, tokens, sum_row))
+    compared = differ = 0
+    for first in range(0, len(listed), 64):
+        some = scored[first : first + 64]
+        rows = jnp.concatenate([of_all[first + row, : len(each.top_logprobs)] for row, each in enumerate(some)])
+        pairs = [top for each in some for top in each.top_logprobs]
+        tokens = np.asarray([[token for token, _ in top] for top in pairs], np.int32)
+        values = np.asarray([[logprob for _, logprob in top] for top in pairs], np.float32)
+        found = np.stack([np.asarray(at(rows, tokens[:, rank])) for rank in range(LIKELIEST)], axis=1)
+        compared += found.size
+        differ += int((found.view(np.uint32) != values.view(np.uint32)).sum())
+    return compared, differ
+
+
+def cost(name: str, dtype: str, rounds: int) -> list[dict[str, Any]]:
+    """A row for each shape: processor time over that of the ordinary forward pass, in turns, and memory of the programs."""
+    shaped = dataclasses.replace(preset(name), max_position=max(T for _, T in SHAPES))
+    own = ds.load() if name == "tiny_python" else random_model(shaped)
+    cfg, params = cast_params(own.cfg, own.params, dtype)
+    cfg = dataclasses.replace(cfg, max_position=shaped.max_position)
+    weights = masters(params)
+    rows = []
+    for B, T in SHAPES:
+        tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (B, T)).astype(np.int32)
+        arguments = (weights, tokens, np.full(B, T, np.int32), np.full(B, 0.9, np.float32))
+        programs = {key: jax.jit(fn).lower(*arguments).compile() for key, fn in programs_of(cfg).items()}
+        spent: dict[str, list[float]] = {key: [] for key in programs}
+        for number in range(rounds + 1):
+            for key, program in programs.items():
+                began = cpu_s()
+                jax.block_until_ready(program(*arguments))
+                if number:
+                    spent[key].append(cpu_s() - began)
+        of = {key: median(each) for key, each in spent.items()}
+        mib = {key: program.memory_analysis().temp_size_in_bytes / 2**20 for key, program in programs.items()}
+        ratios = {
+            "forward": of["forward"] / of["ordinary forward"],
+            "gradient": of["gradient"] / of["ordinary gradient"],
+            "remat": of["remat"] / of["ordinary gradient"],
+        }
+        seconds = {f"{key}, s": value for key, value in of.items()}
+        memory = {f"{key}, MiB": round(value, 1) for key, value in mib.items()}
+        rows.append({"model": name, "dtype": dtype, "texts": B, "tokens": T, **ratios, **seconds, **memory})
+    return rows
+
+
+def programs_of(cfg: ds.ModelConfig) -> dict[str, Callable[..., Any]]:
+    """Functions of masters, tokens, lengths and temperatures: forward passes and gradients of both kinds."""
+
+    def ordinary(params: Params, tokens: jax.Array, lengths: jax.Array, temperatures: jax.Array) -> jax.Array:
+        return ordinary_logprobs(params, cfg, tokens, temperatures)
+
+    def canonical(remat: bool) -> Callable[..., jax.Array]:
+        def found(params: Params, tokens: jax.Array, lengths: jax.Array, temperatures: jax.Array) -> jax.Array:
+            return ds.logprobs(params, cfg, tokens, lengths, temperature=temperatures, remat=remat)
+
+        return found
+
+    def gradient(fn: Callable[..., jax.Array]) -> Callable[..., Any]:
+        return jax.value_and_grad(lambda *arguments: fn(*arguments).sum())
+
+    return {
+        "ordinary forward": ordinary,
+        "forward": canonical(False),
+        "ordinary gradient": gradient(ordinary),
+        "gradient": gradient(canonical(False)),
+        "remat": gradient(canonical(True)),
+    }
+
+
+def cpu_s() -> float:
+    """Processor time of this process so far, all threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())
