@@ -3,8 +3,8 @@
     nice python -m scripts.measure_on_policy --json out/bits.json            bits of small random models, a row a kind and dtype
     nice python -m scripts.measure_on_policy --cost --json out/cost.json     processor time in turns, and memory
 
-Bits: texts of one to three pages of 16, at four temperatures, "raw" and "tempered"; alone, in a gradient's program with and
-without remat, and among 1, 3 and 8 rows; and the 20 likeliest tokens of each position. The control is the forward pass of
+Bits: texts of one to three pages of 16, at four temperatures; alone, in a gradient's program with and without remat, and among
+1, 3 and 8 rows; and the 20 likeliest tokens of each position at a temperature of 1. The control is the forward pass of
 ordinary training. The exit code is 1 if a bit differs, or if the control has all bits in a row of the table.
 """
 
@@ -32,7 +32,7 @@ from detspec.model.params import Params
 from detspec.ops.row_sum import sum_fn
 from detspec.presets import preset
 from detspec.rl.learner import masters
-from detspec.sampler import logprobs_at
+from detspec.sampler import logprobs_at, tempered
 from scripts.ablations.on_policy import ordinary_logprobs
 from scripts.ablations.table import text_of
 
@@ -63,7 +63,7 @@ class Texts(NamedTuple):
 
     tokens: np.ndarray  # [B, T] int32
     lengths: np.ndarray  # [B] int32
-    temperatures: np.ndarray  # [B] float32; 1 of those that reported "raw"
+    temperatures: np.ndarray  # [B] float32
     reported: np.ndarray  # [B, T] float32
     is_new: np.ndarray  # [B, T]
 
@@ -141,15 +141,14 @@ def bits(kind: str, dtype: str, number: int) -> dict[str, Any]:
 
 
 def generated(engine: ds.Engine, number: int) -> Texts:
-    """Texts of one to three pages at all temperatures; every other one reports "raw" log-probabilities."""
+    """Texts of one to three pages at all temperatures."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(PAGE, LENGTH + 1, number).astype(np.int32)
     prompts = [rng.integers(0, engine.model.cfg.vocab_size, 1 + i % 8).tolist() for i in range(number)]
-    temperatures = [TEMPERATURES[(i // 2) % len(TEMPERATURES)] for i in range(number)]
-    modes = [("tempered", "raw")[i % 2] for i in range(number)]
+    temperatures = [TEMPERATURES[i % len(TEMPERATURES)] for i in range(number)]
     sampling = [
-        ds.SamplingParams(max_tokens=int(n) - len(p), temperature=t, seed=i, logprobs_mode=mode, ignore_eos=True)
-        for i, (n, p, t, mode) in enumerate(zip(lengths, prompts, temperatures, modes, strict=True))
+        ds.SamplingParams(max_tokens=int(n) - len(p), temperature=t, seed=i, logprobs_mode="tempered", ignore_eos=True)
+        for i, (n, p, t) in enumerate(zip(lengths, prompts, temperatures, strict=True))
     ]
     tokens = np.zeros((number, LENGTH), np.int32)
     reported = np.zeros((number, LENGTH), np.float32)
@@ -158,8 +157,7 @@ def generated(engine: ds.Engine, number: int) -> Texts:
         tokens[row, : lengths[row]] = (*prompt, *found.token_ids)
         is_new[row, len(prompt) : lengths[row]] = True
         reported[row, is_new[row]] = found.logprobs
-    of_text = [t if mode == "tempered" else 1.0 for t, mode in zip(temperatures, modes, strict=True)]
-    return Texts(tokens, lengths, np.asarray(of_text, np.float32), reported, is_new)
+    return Texts(tokens, lengths, np.asarray(temperatures, np.float32), reported, is_new)
 
 
 def forward(model: ds.Model, schedule: ds.Schedule, texts: Texts) -> Any:
@@ -190,11 +188,11 @@ def in_gradient(model: ds.Model, schedule: ds.Schedule, texts: Texts, *, remat: 
 def likeliest(engine: ds.Engine, texts: Texts) -> tuple[int, int]:
     """How many log-probabilities of the likeliest tokens were compared, and how many differ; at a temperature of 1."""
     listed = [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
-    scored = engine.score(listed, 1, ds.SamplingParams(temperature=0.0, logprobs=LIKELIEST))
+    scored = engine.score(listed, 1, ds.SamplingParams(temperature=1.0, logprobs=LIKELIEST, logprobs_mode="tempered"))
     params, cfg = engine.model.params, engine.model.cfg
     sum_row = sum_fn(engine.schedule.numerics)
     of_all = jax.jit(lambda tokens: logits(params, cfg, tokens, schedule=engine.schedule))(texts.tokens)
-    at = jax.jit(lambda rows, tokens: logprobs_at(rows, tokens, sum_row))
+    at = jax.jit(lambda rows, tokens, ones: logprobs_at(tempered(rows, ones), tokens, sum_row))
     compared = differ = 0
     for first in range(0, len(listed), 64):
         some = scored[first : first + 64]
@@ -202,7 +200,8 @@ def likeliest(engine: ds.Engine, texts: Texts) -> tuple[int, int]:
         pairs = [top for each in some for top in each.top_logprobs]
         tokens = np.asarray([[token for token, _ in top] for top in pairs], np.int32)
         values = np.asarray([[logprob for _, logprob in top] for top in pairs], np.float32)
-        found = np.stack([np.asarray(at(rows, tokens[:, rank])) for rank in range(LIKELIEST)], axis=1)
+        ones = np.ones(len(rows), np.float32)
+        found = np.stack([np.asarray(at(rows, tokens[:, rank], ones)) for rank in range(LIKELIEST)], axis=1)
         compared += found.size
         differ += int((found.view(np.uint32) != values.view(np.uint32)).sum())
     return compared, differ
