@@ -96,8 +96,8 @@ def one_step(policy: rl.Policy) -> tuple[list[list[rl.Rollout]], dict[str, float
 # ## The ratio, twice
 #
 # Two trainers for the picture, of the same weights, tokens and temperature: `ds.logprobs`, from which `update` learns, and the
-# forward pass that training usually has, in bfloat16 with XLA's products and sums. Both are asked inside of a gradient's program,
-# as in training. Nothing learns from the second one.
+# forward pass that training usually has, in bfloat16 with XLA's products and sums. Both are asked inside of the program of a
+# gradient, as in training. Nothing learns from the second one.
 
 
 # %%

@@ -168,4 +168,6 @@ def head_f32(params: dict[str, Any], cfg: ModelConfig, normed: jax.Array, ops: R
 
 def capped(cfg: ModelConfig, logits: jax.Array) -> jax.Array:
     """`logits`, float32, divided and squashed as the model does it with products of its head."""
-    return softcap(logits if cfg.logit_divisor is None else logits / np.float32(cfg.logit_divisor), cfg.logit_softcap)
+    if cfg.logit_divisor is not None:
+        logits = rounded(logits / np.float32(cfg.logit_divisor), jnp.float32)
+    return softcap(logits, cfg.logit_softcap)
