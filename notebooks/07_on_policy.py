@@ -96,8 +96,8 @@ def one_step(policy: rl.Policy) -> tuple[list[list[rl.Rollout]], dict[str, float
 # ## The ratio, twice
 #
 # Two trainers for the picture, of the same weights, tokens and temperature: `ds.logprobs`, from which `update` learns, and the
-# forward pass that training usually has, in bfloat16 with XLA's products and sums. Both are asked inside of the program of a
-# gradient, as in training. Nothing learns from the second one.
+# forward pass that training usually has, in bfloat16 with XLA's products and sums. Both are asked inside of a gradient's
+# program, as in training. Nothing learns from the second one.
 
 
 # %%
@@ -166,7 +166,7 @@ left.set(title="reward", xlabel="step")
 bins = np.linspace(0.9495, 1.0505, 102)
 for axes, (name, some), colour in zip(others, found.items(), ("#1b6ca8", "#7a7a7a"), strict=True):
     all_steps = np.concatenate(some)
-    axes.hist(np.clip(all_steps, bins[0], bins[-1]), bins, color=colour)
+    axes.hist(np.clip(all_steps, bins[0], bins[-1]), bins, color=colour, log=True)
     axes.set(title=f"ratio, {name}: {all_steps.min():.3f} to {all_steps.max():.3f}", xlabel="trainer / sampler")
     print(f"{name:9}{np.mean(all_steps == 1):7.1%} of {len(all_steps)} ratios are 1")
 for axes in (left, *others):
@@ -197,7 +197,7 @@ assert small.digest() != digests[3]
 # %% [markdown]
 # ## Next
 #
-# * `detspec train --config configs/rl_def.py` is a run of 40 steps that resumes after a kill, to the same bits. `detspec audit
-#   --rl runs/rl_def --step 40` replays a step of it.
+# * `detspec train --config configs/rl_def.py` is a run of 40 steps that resumes after a kill, to the same bits.
+#   `detspec audit --rl runs/rl_def --step 1` replays a step of it.
 # * `docs/on_policy.md` says what decides bits, how a step may lag behind the weights, and what is refused.
 # * `docs/rl_trainers.md` has the same log-probabilities in flax.nnx and in Tunix.

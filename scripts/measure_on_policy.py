@@ -173,7 +173,7 @@ def forward(model: ds.Model, schedule: ds.Schedule, texts: Texts) -> Any:
 
 
 def in_gradient(model: ds.Model, schedule: ds.Schedule, texts: Texts, *, remat: bool) -> Any:
-    """Those that the program of a gradient works with, at masters in float32."""
+    """Log-probabilities that the program of a gradient works with, at masters in float32."""
 
     def loss_fn(params: Params, temperatures: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = ds.logprobs(

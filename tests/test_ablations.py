@@ -11,7 +11,7 @@ import pytest
 
 from scripts.ablations.table import Options, Plot, Promise, Row, Spread, carry_out, text_of, write_csv
 
-NAMES = ("alignment", "budget", "chunks", "drafts", "dtypes", "pages", "safeguards")
+NAMES = ("alignment", "budget", "chunks", "drafts", "dtypes", "on_policy", "pages", "safeguards")
 ROWS: list[Row] = [
     {"window": 4, "speed": Spread(1.25, 1.0, 1.5), "share": math.nan, "moved": 0.0, "slow": True},
     {"window": 16, "speed": Spread(math.nan, math.nan, math.nan), "share": 0.5, "moved": 12.5, "slow": False},
@@ -66,6 +66,13 @@ def test_command_exit_code_says_whether_bits_are_as_promised(
     assert said in capsys.readouterr().out
     assert (tmp_path / "new" / "fake.csv").exists()
     assert matplotlib.image.imread(tmp_path / "new" / "fake.png").shape[:2] == (270, 432)
+
+
+def test_command_fails_if_its_second_promise_is_broken(tmp_path: Path, capsys: pytest.CaptureFixture):
+    plot, kept = Plot("window", "slow", ("speed",)), Promise("moved", lambda row: row["window"] == 16)
+    arguments = {"plot": plot, "promise": kept, "also": Promise("slow", lambda row: row["window"] == 16)}
+    assert carry_out("fake", lambda options: ROWS, "A fake.", ["--out", str(tmp_path)], **arguments) == 1
+    assert "bits: slow must be 0 in {'window': 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -141,3 +148,15 @@ def test_chunks_thoughts_answer_in_any_order_and_without_them_answers_are_guesse
     assert (thinking["right % of 40"], thinking["moved %"]) == ("100.0", "0.0")
     assert float(without["right % of 40"]) < 100
     assert float(thinking["passes a prompt"]) > 1 > float(without["passes a prompt"])
+
+
+@pytest.mark.slow
+def test_on_policy_trainers_agree_and_places_move_only_what_ordinary_engines_sampled(tmp_path: Path):
+    rows = found("on_policy", tmp_path)
+    exact, ordinary = ([row for row in rows if row["policy"] == name] for name in ("exact", "ordinary engine"))
+    assert {(row["differ"], row["largest ratio"], row["K3"], row["SHA-256"]) for row in exact} == {
+        ("0", "1.0", "0.0", exact[0]["SHA-256"])
+    }
+    assert len(exact) == len(ordinary) == 2
+    assert ordinary[0]["SHA-256"] != ordinary[1]["SHA-256"]
+    assert all(int(row["differ"]) > 0 for row in rows if row["policy"] != "exact")

@@ -62,7 +62,7 @@ class Way(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in the table."""
+        """How the table calls it."""
         return f"{self.places} places, {self.method}{f', {self.chips} chips' if self.chips > 1 else ''}"
 
 
@@ -265,7 +265,7 @@ def moved(weights: Params, first: Params) -> dict[str, Any]:
 
 
 def killed(seed: int) -> Found:
-    """What `detspec train` finds that gets SIGKILL at `KILLS` random moments, and then runs to its end."""
+    """A run of `detspec train` that gets SIGKILL at `KILLS` random moments, and then goes on to its end."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         file, workdir = Path(folder) / "run.py", Path(folder) / "run"
