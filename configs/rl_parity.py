@@ -1,7 +1,13 @@
-"""Coin flips with written steps: a model that was taught up to five operations learns up to twelve by its rewards alone.
+"""Coin flips with written steps: a model that was taught up to eight operations goes on with up to twelve by rewards alone.
 
-detspec train --config configs/rl_parity.py:taught      the start: supervised, problems of 1 to 5 operations
-detspec train --config configs/rl_parity.py             problems of 6 to 12; 1 for all steps and the answer
+    detspec train --config configs/rl_parity.py:taught      the start: supervised, problems of 1 to 8 operations
+    detspec train --config configs/rl_parity.py             problems of 6 to 12; the reward is the share of right words
+
+Taught     400 steps; answers after all steps right: 1.00 at 5 and 6 operations, 0.95 at 8, 0.82 at 10, 0.59 at 12.
+Rewards    120 steps of 16 problems with 8 texts each, 4 minutes on two shared cores of an Intel Xeon (AMX), jax 0.10.2. Whole
+           texts right in 20 steps each: 0.57, 0.65, 0.65, 0.64, 0.73, 0.68. So it learns slowly, and most of the way is left.
+Failed     a start of up to 5 operations (0.24 right, no trend at rates of 3e-5 to 1e-3), a reward for the answer alone, which
+           is half right by chance, and one for whole texts alone, of which most groups have none.
 """
 
 from detspec.config import ThinkingConfig
@@ -36,9 +42,9 @@ def get_config(arm: str = "rl") -> ReasoningConfig | RLConfig:
             thinking=ThinkingConfig(chunk=8, in_layer=1, out_layer=3, max_thought=4, end_id=0),
             task=TASK,
             arm="cot",
-            max_ops=5,
-            seq_len=64,
-            num_steps=300,
+            max_ops=8,
+            seq_len=96,
+            num_steps=400,
             batch_size=32,
             optimizer=OptimizerConfig(peak_lr=3e-3, final_lr=1e-4, warmup_steps=50),
             eval_ops=(5, 6, 8, 10, 12),
@@ -49,8 +55,8 @@ def get_config(arm: str = "rl") -> ReasoningConfig | RLConfig:
         prompts=16,
         samples=8,
         max_tokens=48,
-        num_steps=60,
-        optimizer=OptimizerConfig(peak_lr=3e-4, final_lr=3e-5, warmup_steps=5, weight_decay=0.0),
+        num_steps=120,
+        optimizer=OptimizerConfig(peak_lr=2e-4, final_lr=2e-5, warmup_steps=5, weight_decay=0.0),
         objective=grpo(),
         leaf=16,
         max_len=256,
