@@ -1,6 +1,14 @@
 """Sampler and trainer of reinforcement learning: whether they agree, and what moves the weights that a run ends with.
 
-JAX_NUM_CPU_DEVICES=4 python -m scripts.ablations.on_policy
+    JAX_NUM_CPU_DEVICES=4 python -m scripts.ablations.on_policy
+
+Setup      The shipped model; 6 steps of 16 texts of 24 tokens at temperature 0.9, rewarded by how often they have two words.
+           Differences over all steps, in the program of the gradient; weights compared with those of the first way of a policy.
+Hardware   Two cores of an Intel Xeon (family 6, model 167), jax 0.10.2, four simulated chips, next to much other work.
+Found      Exact: 0 of 2,304 log-probabilities differ in bfloat16 and in float16, and the weights have one SHA-256 at 4, 8 and
+           16 places, with any draft, on 1, 2 and 4 chips. Ordinary trainers differ in 1,091 (ratio 0.976 to 1.024) and 2,289
+           (0.995 to 1.006), rollouts in int8 in 2,291 (0.747 to 1.316) and 2,277 (0.586 to 1.294): off-policy, but the same
+           again. An ordinary engine differs in 911, and its places move all weights.
 """
 
 import contextlib
