@@ -58,8 +58,10 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
 
 def _scan(params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
     """`jax.lax.scan` of the equation's program."""
-    num_consts = params["num_consts"]
-    num_carried = params["num_carry"]
+    if "ft_in" in params:  # jax 0.12: constants, what is carried, and what is gone through
+        num_consts, num_carried, _ = map(len, params["ft_in"].unpack())
+    else:
+        num_consts, num_carried = params["num_consts"], params["num_carry"]
     step = partial(_evaluate, params["jaxpr"].jaxpr, [_widen(const) for const in params["jaxpr"].consts])
 
     def body(carried: list[Any], each: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -200,6 +200,7 @@ def largest_errors(cfg: ModelConfig, *, remat: bool = False) -> dict[str, float]
     return {jax.tree_util.keystr(path): each for path, each in jax.tree.leaves_with_path(errors)}
 
 
+@pytest.mark.slow
 def test_gradient_of_each_kind_of_weight_is_that_of_float64():
     errors = largest_errors(EACH_WEIGHT)
     assert {path: error for path, error in errors.items() if not error <= BOUND} == {}
