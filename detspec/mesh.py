@@ -132,17 +132,21 @@ def mesh_of(tree: Any) -> Mesh | None:
     return None
 
 
-Place = Mesh | SingleDeviceSharding
+Place = Mesh | SingleDeviceSharding | None
 
 
 def place_of(cfg: ModelConfig, params: Params) -> Place:
     """Finds where `params` lie: a mesh, or the device of the first array; jax's own device where all are numpy's.
+
+    Shapes alone lie nowhere: None.
 
     Raises `InputError` if they lie on several devices in another way than `param_shardings` says.
     """
     mesh = mesh_of(params)
     leaves = jax.tree.leaves_with_path(params)
     if mesh is None:
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in leaves):
+            return None
         first = next((leaf for _, leaf in leaves if isinstance(leaf, jax.Array)), jnp.zeros(()))
         return SingleDeviceSharding(next(iter(first.devices())))
     wanted_places = jax.tree.leaves(jax.tree.broadcast(param_shardings(cfg, mesh), params))
@@ -175,7 +179,12 @@ def places_of(cfg: ModelConfig, params: Params, number: int) -> list[Place]:
 
 
 def put(tree: Tree, place: Place, specs: Any = COPIES) -> Tree:
-    """`tree` committed to `place`, on a mesh by `specs`. What lies there already is not copied: both share the memory."""
+    """`tree` committed to `place`, on a mesh by `specs`. What lies there already is not copied: both share the memory.
+
+    Without a place it stays as it is.
+    """
+    if place is None:
+        return tree
     if not isinstance(place, Mesh):
         return jax.device_put(tree, place)
     shardings = jax.tree.broadcast(_shardings(place, specs), tree, is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
