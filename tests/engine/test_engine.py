@@ -201,8 +201,8 @@ def test_state_after_runs_holds_nobody(one_row):
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
-def test_state_is_bound_to_a_device_as_the_weights_are(is_bound):
-    """Programs of bound and of free arrays differ: a state that began otherwise would have each program compiled twice."""
+def test_weights_and_state_are_bound_to_a_device_whatever_the_given_weights_are(is_bound):
+    """Programs of bound and of free arrays differ: one that began otherwise would be compiled twice."""
     params = jax.device_put(byte_params(), jax.local_devices()[0] if is_bound else None)
     engine = Engine(Model(BYTE_CFG, params, None, (), ""), EngineConfig(max_requests=1, max_len=16, schedule=SCHEDULE))
-    assert {leaf.committed for leaf in jax.tree.leaves((params, engine.device.state))} == {is_bound}
+    assert {leaf.committed for leaf in jax.tree.leaves((engine.model.params, engine.device.state))} == {True}
