@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from detspec.checkpoint.load import Model
 from detspec.checkpoint.store import Store
 from detspec.engine.bits import same_bits
 from detspec.engine.engine import Engine
@@ -57,7 +58,7 @@ def audit_step(config: RLConfig, workdir: Path, step: int) -> StepReport:
     if not lines or not logged:
         raise InputError(f"{workdir} has no record of step {step}: name a step that the run has made, from 1 on")
     model = config.load()
-    version, weights = _sampled_by(config, workdir, step - 1)
+    version, weights = _sampled_by(config, model, workdir, step - 1)
     engine = config.engine(model)
     engine.update_params(weights, weight_version=config.version(version))
     prompts, known = config.draw(step - 1)
@@ -103,21 +104,21 @@ def _of_texts(config: RLConfig, engine: Engine, texts: list[Rollout], prompts: l
             )
 
 
-def _sampled_by(config: RLConfig, workdir: Path, made: int) -> tuple[int, Params]:
+def _sampled_by(config: RLConfig, model: Model, workdir: Path, made: int) -> tuple[int, Params]:
     """The version that sampled the texts of the step after `made` steps, and its weights."""
-    model = config.load()
     version = max(0, made - config.lag)
-    if version == 0:
-        return 0, model.params
     experiment = config.experiment(workdir)
     optimizer = make_optimizer(config.optimizer, config.num_steps)
     with Store(workdir / "checkpoints") as store:
         steps = store.steps()
+        ours = record_of(experiment)
+        if steps and (differing := sorted(name for name, _, _ in differing_entries(store.record(steps[-1]), ours))):
+            raise InputError(f"{workdir}: the run was made with another config; differing: {', '.join(differing)}")
+        if version == 0:
+            return 0, model.params
         if made not in steps:
             there = ", ".join(str(step + 1) for step in (0, *steps) if step < config.num_steps)
             raise InputError(f"no checkpoint has the weights before step {made + 1}: steps that can be audited are {there}")
-        if differing := sorted(name for name, _, _ in differing_entries(store.record(made), record_of(experiment))):
-            raise InputError(f"{workdir}: the run was made with another config; differing: {', '.join(differing)}")
         like = jax.eval_shape(lambda: experiment.init_state(masters(model.params), optimizer))
         state: Any = store.restore(made, like)
     return version, state.opt_state.earlier[0] if config.lag else published(state.params, model.cfg)

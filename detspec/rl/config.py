@@ -144,7 +144,7 @@ class RLConfig:
         return {**fields, "task_source": source_digest(self.task), "weights": model.digest}
 
     def experiment(self, workdir: Path) -> Experiment:
-        """The run. Raises `InputError` if the model cannot be trained, or prompts of the first step do not fit it."""
+        """The run. Raises `InputError` if the model cannot be trained."""
         model = self.load()
         start = masters(model.params)
 

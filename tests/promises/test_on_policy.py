@@ -7,6 +7,7 @@ ordinary forward pass, change one bit of a log-probability, name another run, or
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from detspec.checkpoint.hf import save_hf
 from detspec.errors import DivergenceError, InputError
 from detspec.model.transformer import forward_sequences
 from detspec.rl import learner
+from detspec.rl.audit import audit_step
 from detspec.rl.objectives import Objective
 from detspec.rl.policy import digest_weights
 from detspec.rl.rollouts import Rollout, digest_rollouts
@@ -253,3 +255,20 @@ def test_run_goes_on_with_the_settings_of_its_start_alone(config_path, finished,
     other.write_text(config_path.read_text().replace("len(set(text))", "len(text)"))
     with pytest.raises(InputError, match="differing: task_source; "):
         run(other, "0", config_path.parent / "0")
+
+
+def test_audit_of_a_step_reproduces_it_and_names_what_was_changed(config_path: Path, finished: dict[str, Any], tmp_path: Path):
+    config = load_config(f"{config_path}:0")
+    assert audit_step(config, config_path.parent / "0", 1).differences == ()
+    shutil.copytree(config_path.parent / "0", tmp_path / "run")
+    lines = read_log(tmp_path / "run" / ROLLOUTS)
+    lines[0]["reward"] += 1
+    lines[1]["seed"] += 1
+    lines[2]["token_ids"][0] = (lines[2]["token_ids"][0] + 1) % 256
+    (tmp_path / "run" / ROLLOUTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = audit_step(config, tmp_path / "run", 1).differences
+    for number, what in enumerate(("reward", "seed", "token 0")):
+        assert any(lines[number]["id"] in each and what in each for each in found), what
+    assert any("digest" in each for each in found)
+    with pytest.raises(InputError, match="another config; differing: leaf"):
+        audit_step(dataclasses.replace(config, leaf=1), config_path.parent / "0", 1)
