@@ -45,9 +45,9 @@ class Leaf(NamedTuple):
     reference: Any = None  # [n, T] float32, log-probabilities of the reference
 
     @property
-    def is_new(self) -> np.ndarray:
+    def is_new(self) -> Any:
         """The positions of sampled tokens, bool `[n, T]`."""
-        position = np.arange(self.tokens.shape[1])[None, :]
+        position = np.arange(self.tokens.shape[1], dtype=np.int32)[None, :]
         return (position >= self.prompt_lens[:, None]) & (position < self.lengths[:, None])
 
 
@@ -113,10 +113,8 @@ class Learner:
 
         def loss_fn(params: Params, leaf: Leaf) -> tuple[jax.Array, jax.Array]:
             found = self._logprobs_of(params, leaf, remat=self.remat)
-            position = jnp.arange(leaf.tokens.shape[1], dtype=jnp.int32)[None, :]
-            is_new = (position >= leaf.prompt_lens[:, None]) & (position < leaf.lengths[:, None])
-            losses = self.objective.losses(jnp.where(is_new, found, 0.0), leaf.sampled, leaf.advantages, leaf.reference)
-            return jnp.where(is_new, losses * leaf.weights[:, None], 0.0).sum(), found
+            losses = self.objective.losses(jnp.where(leaf.is_new, found, 0.0), leaf.sampled, leaf.advantages, leaf.reference)
+            return jnp.where(leaf.is_new, losses * leaf.weights[:, None], 0.0).sum(), found
 
         return jax.jit(jax.value_and_grad(loss_fn, has_aux=True))
 

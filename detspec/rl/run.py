@@ -1,6 +1,6 @@
 """The steps of a run: which weights sample the texts of a step, what is kept of them, and who waits for whom.
 
-Rollouts of step `s` are sampled by the weights of step `max(0, s - lag)`, whoever is faster:
+Rollouts of step `s` are sampled by the weights of step `max(0, s - lag)`, also where sampling takes longer than learning:
 
     lag 1      engine      rollouts 0 and 1 by w0 | rollouts 2 by w1 | rollouts 3 by w2
                trainer                   w0 -> w1 |         w1 -> w2 |         w2 -> w3
