@@ -79,4 +79,5 @@ def sum_neighbours(x: jax.Array, rows: jax.Array, size: int) -> jax.Array:
 
     sums, _ = jax.lax.associative_scan(join, (x[order], begins))
     ends = jnp.concatenate([begins[1:], jnp.ones(1, bool)])
-    return jnp.zeros((size, x.shape[1]), x.dtype).at[jnp.where(ends, names, size)].set(sums, mode="drop")
+    targets = jnp.where(ends, names, size + jnp.arange(len(rows)))  # no two alike; those from `size` on are dropped
+    return jnp.zeros((size, x.shape[1]), x.dtype).at[targets].set(sums, mode="drop", unique_indices=True)
