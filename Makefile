@@ -64,7 +64,7 @@ check: ## run all that a commit must pass, with the seconds of each step; stops 
 		echo "==> make $$step: passed in $$(($$(date +%s) - start)) s"; \
 	done
 
-test-slow: env ## run the slow tests: whole commands, several model families
+test-slow: env ## run the slow tests: whole commands, training runs, worked examples
 	@$(unoptimised); $(PYTEST) -m 'slow and not optimised' --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-optimised: env ## run the tests that compare bits of programs, in programs compiled as users do

@@ -22,6 +22,8 @@ from detspec.checkpoint.hf import load_hf, save_hf
 from detspec.checkpoint.shards import READERS, Source, Tensor, read_arrays
 from tests.checkpoint.on_eight_devices import CFG, DOWN, HEAD, IN_OUR_FOLDERS, QUANTIZED_LAYOUTS, make_params
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 LAYOUTS = ("none", "second device", "rows 1", "rows 2", "rows 4", "rows 8", "columns 2", "columns 8")
 OTHER_LAYOUTS = ("replicas", "tiles", "norms too", "whole")

@@ -18,6 +18,8 @@ from detspec.state import Draft
 from tests.examples import example
 from tests.fakes import bits
 
+pytestmark = pytest.mark.slow
+
 SCHEDULE = ds.Schedule().with_numerics(page=16, linear="pinned").with_budget(16, 4)
 SAMPLING = [ds.SamplingParams(max_tokens=45, temperature=float(i % 2), seed=i, ignore_eos=True) for i in range(4)]
 

@@ -20,6 +20,8 @@ from tests.engine.byte_model import SCHEDULE, facts, some_prompts
 from tests.examples import example
 from tests.riders.adapted import engine_of, plain_model, requests, run
 
+pytestmark = pytest.mark.slow
+
 
 def sharp() -> Model:
     """A model some of whose tokens are far more likely than others."""

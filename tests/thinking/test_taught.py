@@ -24,6 +24,8 @@ from detspec.thinking.think_prompt import think_prompt
 from tests.double import QUICK_COMPILATION, in_float64
 from tests.fakes import random_model
 
+pytestmark = pytest.mark.slow
+
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
 PLAIN = dense_config(*(31, 16, 3, 2, 2, 8, 24), dtype="float32", thinking=THINKING)
 CFGS = {

@@ -19,6 +19,8 @@ from detspec.train.problems.tasks import Parity
 from detspec.train.reasoning import ReasoningConfig
 from detspec.model.dense import dense_config
 
+pytestmark = pytest.mark.slow
+
 def get_config(arm="thinking"):
     return ReasoningConfig(
         backbone=dense_config(
