@@ -47,6 +47,8 @@ def schedule_for(
     in float16. On a Hopper GPU, wide heads need shorter pages, and many query heads per KV head shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
+    if cfg is not None and cfg.weights == "integer":
+        return schedule.with_numerics(implementation="reference", linear="xla", cache_dtype="int8")
     if platform == "cpu" and find_compiler() is None:
         warnings.warn(
             f"{NO_COMPILER}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2

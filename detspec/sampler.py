@@ -7,7 +7,8 @@ and no counter to roll back.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from detspec.choices import LOGPROBS_MODES
 from detspec.config import ModelConfig
 from detspec.filters import first_kept, is_filtered, narrowed
+from detspec.integer.spec import LIMIT
+from detspec.ops import integer_choices
 from detspec.ops.gumbel import gumbel
-from detspec.ops.row_sum import SumFn, first_largest, sum_fn
+from detspec.ops.row_sum import SumFn, first_largest, fixed_sum, sum_fn
 from detspec.riders.rider import Capacity, Entry, Rider, Rows, TextsFn
 from detspec.riders.riding import ProcessFn, Riders
 from detspec.sampling_params import SamplingParams, sampling_arrays
@@ -27,6 +30,27 @@ RAW, PROCESSED, TEMPERED = range(len(LOGPROBS_MODES))
 ChooseFn = Callable[[jax.Array, jax.Array, dict[str, Any], TextsFn], tuple[jax.Array, jax.Array]]
 CERTAIN = 1e30  # a quotient so large that noise does not change it
 NEAR_ZERO = 1e-20  # bound of temperatures near 0: quotients of others are too large for float32 only if logits are above 1e18
+
+
+class Numbers(NamedTuple):
+    """Functions of logits, for those in floats and for those of integer models, fixed int32."""
+
+    tempered: Callable[[jax.Array, jax.Array], jax.Array]  # (logits [R, V], temperature [R]) -> [R, V]
+    noise: Callable[[jax.Array, jax.Array, int], jax.Array]  # (seed [R], position [R], V) -> [R, V]
+    logprobs_at: Callable[[jax.Array, jax.Array], jax.Array]  # (logits [R, V], tokens [R]) -> float32 [R]
+    first_kept: Callable[[jax.Array, jax.Array, SamplingArrays], jax.Array]  # see `filters.first_kept`
+    narrowed: Callable[[jax.Array, SamplingArrays, jax.Array], jax.Array]  # see `filters.narrowed`
+    biased: Callable[[jax.Array, jax.Array], jax.Array]  # (logits [...], bias [...] float32) -> [...]
+    # (logits [R, V], seen [R, V], count [R, V], rows) -> [R, V], after repetition, frequency and presence penalty
+    penalised: Callable[[jax.Array, jax.Array, jax.Array, SamplingArrays], jax.Array]
+    lowest: float | int  # the logit of a token that must not be chosen
+
+
+def numbers_of(logits: jax.Array, sum_row: SumFn = fixed_sum) -> Numbers:
+    """The functions for logits of this dtype; `sum_row` adds up the probabilities of floats."""
+    if logits.dtype == jnp.int32:
+        return INTEGERS
+    return FLOATS._replace(logprobs_at=partial(logprobs_at, sum_row=sum_row))
 
 
 def sample(
@@ -46,25 +70,26 @@ def sample(
         Tokens `[R]` int32 and their log-probabilities `[R]` float32, of the distribution that the row's `logprobs_mode` names.
         A row with a nan or +inf logit gets nan in all cases.
     """
+    numbers = numbers_of(logits_f32, sum_fn(numerics))
     with jax.named_scope("sample"):
         random = rows.temperature > 0
 
         def perturb(logits: jax.Array) -> jax.Array:
-            noise = gumbel(rows.seed, position, logits.shape[1])
+            noise = numbers.noise(rows.seed, position, logits.shape[1])
             return jnp.where(random[:, None], logits + noise, logits)
 
-        scaled = tempered(logits_f32 if process_fn is None else process_fn(logits_f32), rows.temperature)
+        scaled = numbers.tempered(logits_f32 if process_fn is None else process_fn(logits_f32), rows.temperature)
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, scaled)
         if process_fn is None:
             tokens = first_largest(chosen_by)
-            return tokens, logprobs_at(logits_f32, tokens, sum_fn(numerics))
+            return tokens, numbers.logprobs_at(logits_f32, tokens)
         tokens = jax.lax.cond(
-            jnp.any(is_filtered(rows)), lambda: first_kept(chosen_by, scaled, rows), lambda: first_largest(chosen_by)
+            jnp.any(is_filtered(rows)), lambda: numbers.first_kept(chosen_by, scaled, rows), lambda: first_largest(chosen_by)
         )
-        raw = logprobs_at(logits_f32, tokens, sum_fn(numerics))
+        raw = numbers.logprobs_at(logits_f32, tokens)
 
         def report() -> jax.Array:
-            asked = logprobs_at(_asked_logits(logits_f32, scaled, rows), tokens, sum_fn(numerics))
+            asked = numbers.logprobs_at(_asked_logits(logits_f32, scaled, rows), tokens)
             # A bias or a filter may hide a non-finite logit; the request must end with an error nevertheless.
             return jnp.where((rows.logprobs_mode != RAW) & jnp.isfinite(raw), asked, raw)
 
@@ -95,7 +120,7 @@ def reported_logits(
     asked = (rows.logprobs_mode != RAW) & (position >= rows.prompt_len)
 
     def process(logits: jax.Array) -> jax.Array:
-        scaled = tempered(process_fn(logits), rows.temperature)
+        scaled = numbers_of(logits).tempered(process_fn(logits), rows.temperature)
         return jnp.where(asked[:, None], _asked_logits(logits, scaled, rows), logits)
 
     return jax.lax.cond(jnp.any(asked), process, lambda logits: logits, logits_f32)
@@ -110,22 +135,28 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArr
             consecutive choices in text `x`. The choice at position `p` sees the places before `p`. Places from the last
             choice's position on are never read.
     """
+    numbers = numbers_of(logits_f32)
     R, V = logits_f32.shape
     W = R // texts.shape[0]
     row = jnp.arange(R, dtype=jnp.int32)[:, None]
     biased = jnp.where(rows.bias_ids == NO_TOKEN, V, rows.bias_ids)  # V is out of range and dropped; -1 would be the last token
     # Not a scatter that adds: on a GPU it leaves the order to threads, and each token of a row has one bias anyway.
-    raised = jnp.take_along_axis(logits_f32, jnp.minimum(biased, V - 1), axis=1) + rows.bias_values
+    raised = numbers.biased(jnp.take_along_axis(logits_f32, jnp.minimum(biased, V - 1), axis=1), rows.bias_values)
     logits = logits_f32.at[row, biased].set(raised, mode="drop")
     bans = (position < rows.min_len)[:, None] & (rows.stop_ids != NO_TOKEN)
-    logits = logits.at[row, jnp.where(bans, rows.stop_ids, V)].set(-jnp.inf, mode="drop")
+    logits = logits.at[row, jnp.where(bans, rows.stop_ids, V)].set(numbers.lowest, mode="drop")
 
     first = position[::W]
     prompt_len = rows.prompt_len[::W]
     seen = _counts(texts, jnp.zeros_like(prompt_len), first, W, V) > 0
+    count = _counts(texts, prompt_len, first, W, V)
+    return numbers.penalised(logits, seen, count, rows)
+
+
+def _penalised(logits: jax.Array, seen: jax.Array, count: jax.Array, rows: SamplingArrays) -> jax.Array:
+    """Float32 `logits [R, V]` after the penalties, for tokens `seen [R, V]` and their `count [R, V]` in what is new."""
     penalty = rows.repetition_penalty[:, None]
     logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
-    count = _counts(texts, prompt_len, first, W, V)
     # Compilers may fuse a product with the following sum. Each half of the penalty has 12 bits, so its products with counts
     # up to 4096 are exact, and both ways give the same bits.
     high = jax.lax.bitcast_convert_type(rows.frequency_penalty, jnp.uint32) & jnp.uint32(0xFFFFF000)
@@ -149,10 +180,11 @@ def process_if_asked(shared: Any, rows: Rows, logits_f32: jax.Array) -> jax.Arra
 
 def _asked_logits(logits_f32: jax.Array, scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
     """The logits `[R, V]` of the distribution that each row's `logprobs_mode` names; `scaled` are processed and tempered."""
+    numbers = numbers_of(logits_f32)
     processed = rows.logprobs_mode == PROCESSED
     asked = (rows.logprobs_mode == TEMPERED)[:, None]
-    others = jnp.where(asked, tempered(logits_f32, rows.temperature), logits_f32)
-    return jnp.where(processed[:, None], narrowed(scaled, rows, processed), others)
+    others = jnp.where(asked, numbers.tempered(logits_f32, rows.temperature), logits_f32)
+    return jnp.where(processed[:, None], numbers.narrowed(scaled, rows, processed), others)
 
 
 def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int) -> jax.Array:
@@ -226,8 +258,47 @@ def likeliest(logits: jax.Array, number: int) -> jax.Array:
     first = first_largest(logits)[:, None]
     if number < 2:
         return first[:, :number]
-    _, ids = jax.lax.top_k(jnp.where(logits == 0, 0.0, logits), number)  # it would put -0.0 after 0.0
+    zero = jnp.zeros((), logits.dtype)
+    _, ids = jax.lax.top_k(jnp.where(logits == 0, zero, logits), number)  # it would put -0.0 after 0.0
     return jnp.concatenate([first, ids[:, 1:].astype(jnp.int32)], axis=1)
+
+
+def _integer_logprobs_at(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Log-probabilities of fixed logits as float32, exact; nan in a row that has left its range."""
+    found = integer_choices.as_float32(integer_choices.logprobs(logits, tokens))
+    return jnp.where(logits.max(-1) >= LIMIT, jnp.float32(jnp.nan), found)
+
+
+def _integer_first_kept(chosen_by: jax.Array, scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
+    floor = integer_choices.kept_from(scaled, rows)
+    return first_largest(jnp.where(scaled >= floor[:, None], chosen_by, -(2**31)))
+
+
+def _integer_narrowed(scaled: jax.Array, rows: SamplingArrays, asked: jax.Array) -> jax.Array:
+    floor = jnp.where(asked, integer_choices.kept_from(scaled, rows), -LIMIT)
+    return jnp.where(scaled >= floor[:, None], scaled, -LIMIT)
+
+
+FLOATS = Numbers(
+    tempered=lambda logits, temperature: tempered(logits, temperature),
+    noise=gumbel,
+    logprobs_at=lambda logits, tokens: logprobs_at(logits, tokens, fixed_sum),
+    first_kept=first_kept,
+    narrowed=narrowed,
+    biased=jnp.add,
+    penalised=_penalised,
+    lowest=-jnp.inf,
+)
+INTEGERS = Numbers(
+    tempered=integer_choices.tempered,
+    noise=integer_choices.gumbel,
+    logprobs_at=_integer_logprobs_at,
+    first_kept=_integer_first_kept,
+    narrowed=_integer_narrowed,
+    biased=integer_choices.biased,
+    penalised=integer_choices.penalised,
+    lowest=-LIMIT,
+)
 
 
 def _init(cfg: ModelConfig, capacity: Capacity) -> SamplingArrays:

@@ -37,6 +37,7 @@ TRUNK = (
         "read_json",
         "plain",
         "say",
+        "integer",
     ),
     ("cache", "state", "riders", "passes"),
     ("ops",),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder, is_shipped, read_eos_ids, read_sampling_defaults
+from detspec.checkpoint.to_integer import integer_config, integer_params
 from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
@@ -140,8 +141,12 @@ def load(
         cfg, params = load_hf(folder, sharding=sharding)
         digest = None
     if weights is not None:
-        params = quantized(params, cfg, free=True)
-        cfg = dataclasses.replace(cfg, weights=weights)
+        if weights == "integer":
+            params = integer_params(cfg, params)
+            cfg = integer_config(cfg)
+        else:
+            params = quantized(params, cfg, free=True)
+            cfg = dataclasses.replace(cfg, weights=weights)
         digest = None
     if digest is None:
         digest = digest_model(cfg, params)

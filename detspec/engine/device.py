@@ -120,6 +120,8 @@ class Device:
                 'the draft "ngram", "int8", "self" or "none"'
             )
         self.shares_pages = shares_pages(model.cfg, self.schedule.numerics)
+        if model.cfg.weights == "integer" and riders:
+            raise InputError(f"rider {riders[0].name!r} works on floats, which an integer model has none of")
         drafts = any(name != "none" for name in config.methods)
         check_seats(model.cfg, self.schedule.numerics, config.num_speculative_tokens if drafts else 0)
         self.room = Room(config.max_stop_ids, config.max_logit_bias)
@@ -148,7 +150,7 @@ class Device:
         self._programs: dict[Hashable, Executable] = {}
         self._decodings: dict[Plan, Decoding] = {}
         self.wide_costs: dict[Plan, float] = {}
-        self.may_prefill_apart = self.schedule.numerics.linear == "pinned" or model.cfg.weights == "int8"
+        self.may_prefill_apart = self.schedule.numerics.linear == "pinned" or model.cfg.weights is not None
         self.prefills_apart = self.may_prefill_apart
 
     def use(self, model: Model) -> None:

@@ -23,7 +23,7 @@ from detspec.ops.row_sum import sum_fn
 from detspec.passes import Spans, run_passes, spans
 from detspec.plain import plain_ids
 from detspec.riders.rider import TextsFn
-from detspec.sampler import choose_fn, likeliest, logprobs_at, reported_logits
+from detspec.sampler import choose_fn, likeliest, numbers_of, reported_logits
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
@@ -145,12 +145,12 @@ def read(
         rows = riders.rows(of_row, position - prompt_len[of_row], walked)
         process_fn = riders.process_fn(rows, position, texts_fn)
         reported = reported_logits(logits_f32, position, rows["sampling"], process_fn)
-        logprobs = logprobs_at(reported, tokens, sum_fn(schedule.numerics))
+        numbers = numbers_of(reported, sum_fn(schedule.numerics))
+        logprobs = numbers.logprobs_at(reported, tokens)
         top_ids = likeliest(reported, asked.top_k)
         top_logprobs = jnp.zeros((of_row.shape[0], 0), jnp.float32)
         if asked.top_k:
-            logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule.numerics))
-            top_logprobs = jax.vmap(logprobs_of, in_axes=1, out_axes=1)(top_ids)
+            top_logprobs = jax.vmap(partial(numbers.logprobs_at, reported), in_axes=1, out_axes=1)(top_ids)
         targets = target_logprobs = None
         if asked.choose:
             choose = choose_fn(riders, schedule.numerics)

@@ -114,10 +114,10 @@ def run_layer(
     with jax.named_scope("attention"):
         mixed, carry = mix_fn(ops.normed(x, params, "attn_norm"))
         read = x
-        x = x + scaled(ops.normed(mixed, params, "attn_post_norm"), layer.residual_scale)
+        x = ops.added(x, scaled(ops.normed(mixed, params, "attn_post_norm"), layer.residual_scale))
     with jax.named_scope("mlp"):
         transformed = layer.ff.rows(params, ops.normed(read if layer.parallel else x, params, "mlp_norm"), out_ops)
-        x = x + scaled(ops.normed(transformed, params, "mlp_post_norm"), layer.residual_scale)
+        x = ops.added(x, scaled(ops.normed(transformed, params, "mlp_post_norm"), layer.residual_scale))
     return x, carry
 
 

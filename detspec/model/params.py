@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
+from detspec.integer.spec import IntMatrix, Scale
 from detspec.model.weights import Weight, weights
 from detspec.ops.linear.int8 import QTensor, quantize
 from detspec.roofline import PassShape, Work
@@ -20,7 +22,7 @@ Params = dict[str, Any]
 def param_shapes(cfg: ModelConfig, *, sharding: Any = None) -> Params:
     """The pytree of `jax.ShapeDtypeStruct` that `cfg` asks for; every matrix is `[out, in]`, as checkpoints store it.
 
-    Where matrices are rounded, each is a `QTensor` of these.
+    Where matrices are rounded, each is a `QTensor` of these; in an integer model an `IntMatrix`, and scales of norms a `Scale`.
 
     `sharding` says where the arrays belong: one `jax.sharding.Sharding` for all, a pytree of them like the parameters, or None.
     """
@@ -29,11 +31,18 @@ def param_shapes(cfg: ModelConfig, *, sharding: Any = None) -> Params:
         sharding = jax.tree.map(lambda _: sharding, tree)
 
     def shaped(leaf: Weight, place: Any) -> Any:
+        array = partial(jax.ShapeDtypeStruct, sharding=place)
         shape = leaf.shape
+        if cfg.weights == "integer":
+            if leaf.is_scale:
+                return Scale(array(shape, jnp.int32), array((), jnp.int32))  # type: ignore[arg-type]
+            if not leaf.is_matrix:
+                return array(shape, jnp.int32)
+            rows = array(shape[:-1], jnp.int32)
+            return IntMatrix(array(shape, jnp.int8), rows, rows)  # type: ignore[arg-type]
         if cfg.weights is None or not leaf.is_matrix:
-            return jax.ShapeDtypeStruct(shape, leaf.dtype(cfg), sharding=place)
-        values = jax.ShapeDtypeStruct(shape, jnp.int8, sharding=place)
-        return QTensor(values, jax.ShapeDtypeStruct(shape[:-1], jnp.float32, sharding=place))  # type: ignore[arg-type]
+            return array(shape, leaf.dtype(cfg))
+        return QTensor(array(shape, jnp.int8), array(shape[:-1], jnp.float32))  # type: ignore[arg-type]
 
     return jax.tree.map(shaped, tree, sharding)
 
@@ -43,6 +52,8 @@ def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
 
     Rounded ones are those of the same model in `cfg.dtype`, rounded.
     """
+    if cfg.weights == "integer":
+        raise InputError("weights of an integer model are made of those in floats: detspec.checkpoint.to_integer")
     if cfg.weights is not None:
         full = dataclasses.replace(cfg, weights=None)
         return quantized(init_params(full, key), full)
@@ -83,7 +94,7 @@ def fitted(params: Params, cfg: ModelConfig) -> Params:
 
     Raises `InputError` unless they have the tree, shapes and dtypes of its weights, rounded or not.
     """
-    if cfg.weights is None or any(map(_is_rounded, jax.tree.leaves(params, is_leaf=_is_rounded))):
+    if cfg.weights != "int8" or any(map(_is_rounded, jax.tree.leaves(params, is_leaf=_is_rounded))):
         check_params(cfg, params)
         return params
     full = dataclasses.replace(cfg, weights=None)

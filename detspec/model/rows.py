@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from detspec.config import ModelConfig
+from detspec.model.integer_rows import IntegerOps, fixed_epsilon
 from detspec.ops.attention.sequences import AttendSequenceFn, attend_as_pages, attend_sequence
 from detspec.ops.experts.api import ExpertsFn, experts_fn
 from detspec.ops.gathers import TakeFn, rows_of, take_with_derivative
@@ -42,6 +43,10 @@ class RowOps(NamedTuple):
         biases = [params[bias] for bias in (f"{name}_bias",) if bias in params]
         return self.norm(x, params[name], *biases)
 
+    def added(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The stream `x` plus what a part of a layer adds to it."""
+        return x + y
+
     def linears_f32(self, x: jax.Array, /, **weights: Matrix) -> tuple[jax.Array, ...]:
         """Products of `x [..., n]` with `weights [m, n]` by their names, float32 `[..., m]`; riders may change them."""
         products = self.products_f32(x, *weights.values())
@@ -63,7 +68,12 @@ def row_ops(cfg: ModelConfig, sum_row: SumFn, numerics: Numerics, used: jax.Arra
 
 
 def canonical_ops(cfg: ModelConfig, numerics: Numerics, used: jax.Array | None = None) -> RowOps:
-    """Operations on single rows in the order of `numerics`; `used [G, W]` are the rows that matter, see `linears_fn`."""
+    """Operations on single rows in the order of `numerics`; `used [G, W]` are the rows that matter, see `linears_fn`.
+
+    Those of an integer model have no order to choose.
+    """
+    if cfg.weights == "integer":
+        return IntegerOps(fixed_epsilon(cfg.norm_eps))  # type: ignore[return-value]
     return row_ops(cfg, sum_fn(numerics), numerics, None if used is None else used.reshape(-1))
 
 

@@ -63,6 +63,7 @@ class Weight:
         experts: how long the first axis is, and how much of it one token takes; None without experts.
         looked_up: a table of rows for tokens; others with two axes are matrices to multiply with.
         is_exact: float32 whatever the dtype of the model.
+        is_scale: what a norm multiplies by.
     """
 
     axes: tuple[str, ...]
@@ -71,6 +72,7 @@ class Weight:
     experts: Experts | None = None
     looked_up: bool = False
     is_exact: bool = False
+    is_scale: bool = False
 
     def dtype(self, cfg: ModelConfig) -> jnp.dtype:
         """The dtype in a model of `cfg` whose matrices are not rounded."""
@@ -105,7 +107,7 @@ def weight(axes: str, sizes: Mapping[str, int], init: InitFn = normal, experts: 
         sizes: how long each letter is.
         init: makes the first values.
         experts: gives the length of "E".
-        kept: `looked_up` and `is_exact`, see `Weight`.
+        kept: `looked_up`, `is_exact` and `is_scale`, see `Weight`.
 
     Raises `InputError` if a letter has no size, or "E" and `experts` are not given together.
     """
@@ -122,7 +124,7 @@ def weight(axes: str, sizes: Mapping[str, int], init: InitFn = normal, experts: 
 
 def norm_weight(cfg: ModelConfig, axes: str = "D", **sizes: int) -> Weight:
     """The scale of a norm that leaves what it norms as long as it is: 1, or 0 where models multiply by `1 + w`."""
-    return weight(axes, {"D": cfg.d_model, **sizes}, zeros if cfg.norm_plus_one else ones)
+    return weight(axes, {"D": cfg.d_model, **sizes}, zeros if cfg.norm_plus_one else ones, is_scale=True)
 
 
 def norm_weights(cfg: ModelConfig, *names: str) -> Weights:

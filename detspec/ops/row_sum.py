@@ -66,13 +66,14 @@ def with_derivative(sum_row: SumFn) -> SumFn:
 
 
 def first_largest(x: jax.Array) -> jax.Array:
-    """`argmax` of `x [R, V]` over the last axis, int32; V - 1 for a row with a nan.
+    """`argmax` of `x [R, V]`, floats or int32, over the last axis, int32; V - 1 for a row with a nan.
 
     First the block of 128 that holds the maximum, then the place in it: XLA:CPU finds largest values fast, and places slowly.
     """
     R, V = x.shape
     blocks = -(-V // BLOCK)
-    x = jnp.pad(x, ((0, 0), (0, blocks * BLOCK - V)), constant_values=-jnp.inf).reshape(R, blocks, BLOCK)
+    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    x = jnp.pad(x, ((0, 0), (0, blocks * BLOCK - V)), constant_values=lowest).reshape(R, blocks, BLOCK)
     of_blocks = x.max(-1)
     largest = of_blocks.max(-1, keepdims=True)
     block = _first(of_blocks == largest)

@@ -1,0 +1,120 @@
+"""From a model in floats to one in integers, once, on the host: single operations that IEEE 754 rounds alike everywhere."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.integer import spec
+from detspec.integer.spec import FRACTION, LIMIT, IntMatrix, Scale
+from detspec.model.attention import Attention
+from detspec.model.integer import NOT_INTEGER, IntegerAttention, IntegerMLP, rotation_steps
+from detspec.model.integer_rows import fixed_epsilon
+from detspec.model.layers import Layer
+from detspec.model.mlp import GatedMLP
+from detspec.model.params import Params
+from detspec.model.weights import Weight, weights
+
+LEAST = 2.0**-40  # rows without a larger magnitude are zeros
+MAX_WIDTH = 32_768
+MAX_VOCABULARY = 262_144
+
+
+def integer_config(cfg: ModelConfig) -> ModelConfig:
+    """`cfg` with layers in integers. Raises `InputError` naming the first thing that integer models do not have."""
+    for lacks, what in (
+        (cfg.thinking is not None, "thoughts"),
+        (cfg.norm != "rms" or cfg.norm_bias, "LayerNorm"),
+        (cfg.norm_plus_one, "norms that multiply by 1 + w"),
+        (cfg.scale_embeddings or cfg.embed_scale is not None, "scaled embeddings"),
+        (cfg.logit_softcap is not None or cfg.logit_divisor is not None, "capped or divided logits"),
+        (cfg.learned_positions, "learned positions"),
+        (cfg.weights is not None, "matrices that were rounded before"),
+        (cfg.d_model > MAX_WIDTH, f"streams wider than {MAX_WIDTH}"),
+        (cfg.vocab_size > MAX_VOCABULARY, f"vocabularies larger than {MAX_VOCABULARY}"),
+        (fixed_epsilon(cfg.norm_eps) * cfg.d_model >= 2**31, f"norms with an epsilon of {cfg.norm_eps}"),
+    ):
+        if lacks:
+            raise InputError(NOT_INTEGER.format(what))
+    kinds = tuple(_integer_layer(kind) for kind in cfg.kinds)
+    max_position = min(cfg.max_position, spec.MAX_POSITIONS)
+    return dataclasses.replace(cfg, kinds=kinds, weights="integer", max_position=max_position)
+
+
+def _integer_layer(layer: Layer) -> Layer:
+    if type(layer.mixer) is not Attention or type(layer.ff) is not GatedMLP:
+        raise InputError(NOT_INTEGER.format(f"{type(layer.mixer).__name__} with {type(layer.ff).__name__}"))
+    if layer.post_norms or not layer.pre_norms or layer.parallel or layer.residual_scale is not None:
+        raise InputError(NOT_INTEGER.format("layers with norms after their parts, parallel ones, or scaled residuals"))
+    fields = {field.name: getattr(layer.mixer, field.name) for field in dataclasses.fields(Attention)}
+    of_mlp = {field.name: getattr(layer.ff, field.name) for field in dataclasses.fields(GatedMLP)}
+    return Layer(IntegerAttention(**fields), IntegerMLP(**of_mlp))
+
+
+def integer_params(cfg: ModelConfig, params: Params) -> Params:
+    """The weights of `integer_config(cfg)`, of those `params` in floats of a model of `cfg`."""
+    if cfg.tie_embeddings:
+        params = {**params, "head": params["embed"]}
+    declared = weights(integer_config(cfg))
+
+    def converted(path: Any, leaf: Weight, array: jax.Array) -> Any:
+        name = jax.tree_util.keystr(path)
+        x = np.asarray(array.astype(jnp.float32)).astype(np.float64)
+        if not np.isfinite(x).all():
+            raise InputError(f"weight {name} has numbers that are not finite")
+        return _leaf(name, leaf, x)
+
+    found = jax.tree.map_with_path(converted, declared, params)
+    return jax.tree.map(jnp.asarray, found)
+
+
+def _leaf(name: str, leaf: Weight, x: np.ndarray) -> Any:
+    if leaf.is_matrix:
+        return _matrix(x)
+    if leaf.is_scale:
+        return _scale(name, x)
+    numbers = np.rint(x * 2.0**FRACTION)
+    if np.abs(numbers).max(initial=0) >= LIMIT:
+        raise InputError(f"weight {name} has numbers beyond 16383, which integer models cannot hold")
+    return numbers.astype(np.int32)
+
+
+def _matrix(x: np.ndarray) -> IntMatrix:
+    largest = np.abs(x).max(-1)
+    fraction, exponent = np.frexp(np.maximum(largest, LEAST) / 127)
+    mantissa = np.rint(fraction * 2.0**15)
+    exponent = exponent - 15
+    step = mantissa * 2.0**exponent
+    values = np.clip(np.rint(x / step[:, None]), -127, 127)
+    values = np.where(largest[:, None] < LEAST, 0, values)
+    return IntMatrix(values.astype(np.int8), mantissa.astype(np.int32), exponent.astype(np.int32))
+
+
+def _scale(name: str, x: np.ndarray) -> Scale:
+    x = x * math.sqrt(len(x))
+    _, exponent = np.frexp(max(np.abs(x).max(), LEAST))
+    values = np.rint(x * 2.0 ** (14 - exponent))
+    return Scale(values.astype(np.int32), np.asarray(exponent - 14, np.int32))
+
+
+def spec_model(cfg: ModelConfig, params: Params) -> tuple[dict[str, Any], spec.Sizes]:
+    """An integer model of `cfg` as `detspec.integer.spec.Text` takes it: weights in numpy, and what they do not show."""
+    mixers = [layer.mixer for layer in cfg.layers]
+    first = mixers[0]
+    mantissa, exponent = first.score_scale_of_two()
+    shape = spec.Sizes(
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        score_mantissa=mantissa,
+        score_exponent=exponent,
+        epsilon=fixed_epsilon(cfg.norm_eps),
+        steps=tuple(tuple(rotation_steps(mixer.rope, mixer.head_dim)) for mixer in mixers),
+        windows=tuple(mixer.window for mixer in mixers),
+    )
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf) if leaf.dtype == jnp.int8 else np.asarray(leaf, np.int64), params)
+    return wide, shape

@@ -1,0 +1,37 @@
+"""Operations on the rows of an integer model, in the place of those in floats."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from detspec.integer.spec import Activations, IntMatrix
+from detspec.ops import integer
+
+
+class IntegerOps(NamedTuple):
+    """Operations on rows of an integer model, in the place of `detspec.model.rows.RowOps`."""
+
+    epsilon: int  # of norms, 32 fraction bits
+    layer: int = 0
+    adapt_fn: None = None  # riders change no products of integers
+
+    def normed(self, x: jax.Array, params: dict[str, Any], name: str) -> Any:
+        """The row of a norm of fixed `x [..., D]`; `x` itself where there is no such norm."""
+        return integer.normed(x, params[name], self.epsilon) if name in params else x
+
+    def linears_f32(self, row: Activations, /, **weights: IntMatrix) -> tuple[jax.Array, ...]:
+        """Products of `row [..., n]` with `weights [m, n]`, fixed `[..., m]`."""
+        return tuple(integer.product(row, weight) for weight in weights.values())
+
+    def linear_f32(self, row: Activations, /, **weight: IntMatrix) -> jax.Array:
+        """`linears_f32` with one weight."""
+        return self.linears_f32(row, **weight)[0]
+
+    def added(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The stream `x` plus `y`, both fixed."""
+        return integer.added(x, y)
+
+
+def fixed_epsilon(epsilon: float) -> int:
+    """The epsilon of norms with 32 fraction bits, at least 1."""
+    return max(1, round(epsilon * 2**32))

@@ -1,0 +1,208 @@
+"""Log2-probabilities, noise and filters of integer models, in int32 and uint32: the functions of `detspec.integer.spec`.
+
+Sums over a vocabulary are held in two words, `high * 2**14 + low`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from detspec.integer.spec import BEND, FRACTION, GUMBEL_SHIFT, LIMIT, LN_2, LOG2_E, LOGS, SMALLEST_LOGPROB
+from detspec.ops.gumbel import threefry2x32
+from detspec.ops.integer import I32, U32, added, bit_length, power, rounded_shift, scaled
+
+WORD = 14  # bits of the lower word of a sum
+
+
+class Log2(NamedTuple):
+    """A logarithm to base 2."""
+
+    whole: jax.Array  # int32
+    part: jax.Array  # int32, 0 .. 2**26: 26 fraction bits
+
+
+def log2(u: jax.Array) -> Log2:
+    """See `spec.log2`; of uint32."""
+    bits = bit_length(u)
+    z = (u << jnp.clip(32 - bits, 0, 31).astype(U32)) & U32(0x7FFF_FFFF)
+    place = (z >> 23).astype(I32)
+    rest = (z & 0x7F_FFFF).astype(I32)
+    table = jnp.asarray(LOGS, I32)
+    chord = table[place] + scaled(table[place + 1] - table[place], rest >> 8, 15)
+    x = rest >> 11
+    of_place = (256 + place) * (256 + place)
+    bend = lax.div(jnp.full_like(of_place, BEND), of_place) * ((x * (4096 - x)) >> 10)
+    return Log2(bits - 1, chord + rounded_shift(bend, 14))
+
+
+def natural(log: Log2) -> jax.Array:
+    """See `spec.natural`."""
+    return scaled((log.whole << 18) + rounded_shift(log.part, 8), LN_2, 17)
+
+
+def weights_of(below: jax.Array) -> jax.Array:
+    """See `spec.weights_of`."""
+    a, n = power(scaled(jnp.minimum(below, 2**26), LOG2_E, 14))
+    return rounded_shift(a << 13, n)
+
+
+class Sum(NamedTuple):
+    """A sum `high * 2**14 + low` of numbers of at most 28 bits."""
+
+    high: jax.Array  # uint32
+    low: jax.Array  # uint32, below 2**14 once it is `carried`
+
+
+def words(x: jax.Array) -> Sum:
+    """`x >= 0` in two words."""
+    return Sum((x >> WORD).astype(U32), (x & (2**WORD - 1)).astype(U32))
+
+
+def carried(high: jax.Array, low: jax.Array) -> Sum:
+    """Moves what a lower word has beyond 14 bits to the upper one."""
+    return Sum(high + (low >> WORD), low & (2**WORD - 1))
+
+
+def log_of(total: Sum) -> Log2:
+    """The logarithm to base 2 of a sum, of its highest 32 bits."""
+    high, low = total
+    bits = jnp.where(high > 0, WORD + bit_length(high), bit_length(low))
+    fall = jnp.clip(bits - 32, 0, WORD).astype(U32)
+    log = log2((high << (WORD - fall)) | (low >> fall))
+    return Log2(log.whole + fall.astype(I32), log.part)
+
+
+def logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """See `spec.logprobs`."""
+    largest = logits.max(-1, keepdims=True)
+    high, low = words(weights_of(largest - logits))
+    log = log_of(carried(high.sum(-1, dtype=U32), low.sum(-1, dtype=U32)))
+    below = jnp.take_along_axis(logits - largest, tokens[:, None], axis=1)[:, 0]
+    return jnp.maximum(below - natural(log._replace(whole=log.whole - 28)), SMALLEST_LOGPROB)
+
+
+def as_float32(x: jax.Array) -> jax.Array:
+    """Fixed `x` of at most 24 bits and a sign as the float32 of the same value, by its bits: nothing is rounded."""
+    size = jnp.abs(x)
+    bits = bit_length(size)
+    mantissa = (size << jnp.clip(24 - bits, 0, 31)) & 0x7F_FFFF
+    pattern = jnp.where(size == 0, 0, ((bits - 1 - FRACTION + 127) << 23) | mantissa) | jnp.where(x < 0, -(2**31), 0)
+    return lax.bitcast_convert_type(pattern, jnp.float32)
+
+
+def gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
+    """See `spec.gumbel`: fixed `[R, V]`."""
+    zero = jnp.zeros((), U32)
+    key = threefry2x32((zero, seed.astype(U32)), (zero, position.astype(U32)))
+    count = jnp.arange(vocab_size, dtype=U32)[None, :]
+    x, y = threefry2x32((key[0][:, None], key[1][:, None]), (zero, count))
+    uniform = log2((x ^ y) | U32(1))
+    waiting = jnp.maximum((U32(32) - uniform.whole.astype(U32) << 26) - uniform.part.astype(U32), 1)
+    log = log2(waiting)
+    return GUMBEL_SHIFT - natural(log._replace(whole=log.whole - 26))
+
+
+def number(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """See `spec.number`; of a normal float32, by its bits."""
+    bits = lax.bitcast_convert_type(x, I32)
+    mantissa = (bits & 0x7F_FFFF) | 0x80_0000
+    return rounded_shift(mantissa, 8), ((bits >> 23) & 0xFF) - 126 - 16
+
+
+def fixed(x: jax.Array) -> jax.Array:
+    """See `spec.fixed`; of a float32, by its bits."""
+    bits = lax.bitcast_convert_type(x, I32)
+    exponent = (bits >> 23) & 0xFF
+    mantissa = jnp.where(exponent > 0, (bits & 0x7F_FFFF) | 0x80_0000, 0)
+    return scaled(jnp.where(bits < 0, -mantissa, mantissa), 1, 24 - FRACTION - (exponent - 126))
+
+
+def tempered(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """See `spec.tempered`."""
+    m, e = number(jnp.where(is_positive(temperature), temperature, jnp.float32(1)))
+    below = jnp.maximum(logits - logits.max(-1, keepdims=True), -LIMIT)
+    found = scaled(below, lax.div(jnp.full_like(m, 2**30), m)[:, None], (30 + e)[:, None])
+    return jnp.where(logits.max(-1, keepdims=True) >= LIMIT, LIMIT, found)
+
+
+def is_positive(x: jax.Array) -> jax.Array:
+    """Whether a float32 is positive, by its bits."""
+    return lax.bitcast_convert_type(x, I32) > 0
+
+
+def kept_from(below: jax.Array, asked: Any) -> jax.Array:
+    """The least tempered logit `[R]` that the filters of each row keep, see `spec.kept`; `asked` has them as `[R]`."""
+    V = below.shape[1]
+    filtered = is_positive(asked.temperature)
+    m, e = number(asked.min_p)
+    of_share = log2(m.astype(U32) << 15)
+    floor = jnp.minimum(natural(Log2(of_share.whole + e - 15, of_share.part)), 0)
+    floor = jnp.where(filtered & is_positive(asked.min_p), floor, -LIMIT)
+    ordered = -jnp.sort(-below, axis=1)
+    by_rank = filtered & (asked.top_k > 0) & (asked.top_k < V)
+    rank = jnp.clip(asked.top_k - 1, 0, V - 1)[:, None]
+    floor = jnp.where(by_rank, jnp.maximum(floor, jnp.take_along_axis(ordered, rank, axis=1)[:, 0]), floor)
+
+    p = jnp.where(ordered >= floor[:, None], weights_of(-ordered), 0)
+    high, low = words(p)
+    before = carried(jnp.cumsum(high, axis=1, dtype=U32) - high, jnp.cumsum(low, axis=1, dtype=U32) - low)
+    total = carried(high.sum(-1, dtype=U32), low.sum(-1, dtype=U32))
+    share = fixed(asked.top_p)
+    is_likely = _is_less(_limbs(before, up=1), _times(total, share)) | (ordered == 0)
+    last = jnp.maximum(is_likely.sum(-1, dtype=I32) - 1, 0)[:, None]
+    nucleus = jnp.take_along_axis(ordered, last, axis=1)[:, 0]
+    by_share = filtered & (share < 2**FRACTION)
+    return jnp.where(by_share, jnp.maximum(floor, nucleus), floor)
+
+
+def _limbs(total: Sum, *, up: int = 0) -> tuple[jax.Array, ...]:
+    """A sum times `2**(16 * up)` as four limbs of 16 bits, the lowest first."""
+    zero = jnp.zeros_like(total.low)
+    found = (((total.high & 3) << WORD) | total.low, (total.high >> 2) & 0xFFFF, total.high >> 18)
+    return (*[zero] * up, *found, *[zero] * (1 - up))
+
+
+def _times(total: Sum, share: jax.Array) -> tuple[jax.Array, ...]:
+    """A sum `[R]` times `share [R]` below `2**16`, as four limbs `[R, 1]`."""
+    factor = share.astype(U32)
+    found = []
+    carry = jnp.zeros_like(total.low)
+    for limb in _limbs(total)[:3]:
+        value = limb * factor + carry
+        found.append(value & 0xFFFF)
+        carry = value >> 16
+    return tuple(limb[:, None] for limb in (*found, carry))
+
+
+def _is_less(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> jax.Array:
+    """Whether `a < b`, of limbs with the lowest first."""
+    found = jnp.zeros((), bool)
+    for one, other in zip(a, b, strict=True):
+        found = (one < other) | ((one == other) & found)
+    return found
+
+
+def biased(logits: jax.Array, bias: jax.Array) -> jax.Array:
+    """Fixed `logits` plus a float32 `bias`, see `spec.added`."""
+    return added(logits, fixed(bias))
+
+
+def penalised(logits: jax.Array, seen: jax.Array, count: jax.Array, asked: Any) -> jax.Array:
+    """See `spec.penalised`; `seen [R, V]` bool, `count [R, V]` int32."""
+    m, e = number(asked.repetition_penalty)
+    less = scaled(logits, lax.div(jnp.full_like(m, 2**30), m)[:, None], (30 + e)[:, None])
+    more = scaled(logits, m[:, None], -e[:, None])
+    logits = jnp.where(seen, jnp.where(logits > 0, less, more), logits)
+    of_count = _times_number(count, asked.frequency_penalty[:, None])
+    of_presence = jnp.where(count > 0, fixed(asked.presence_penalty)[:, None], 0)
+    return added(added(logits, -of_count), -of_presence)
+
+
+def _times_number(count: jax.Array, x: jax.Array) -> jax.Array:
+    """`count >= 0` times a float32, fixed."""
+    m, e = number(x)
+    bits = lax.bitcast_convert_type(x, I32)
+    size = jnp.where((bits >> 23) & 0xFF > 0, scaled(count, m, -(e + FRACTION)), 0)
+    return jnp.where(bits < 0, -size, size)
