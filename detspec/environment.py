@@ -48,7 +48,9 @@ def schedule_for(
     """
     schedule = DEFAULT_SCHEDULES[platform]
     if cfg is not None and cfg.weights == "integer":
-        return schedule.with_numerics(implementation="reference", linear="xla", cache_dtype="int8")
+        has_kernels = platform == "cpu" and find_compiler() is not None
+        implementation = "cpu" if has_kernels else "reference"  # for speed alone
+        return schedule.with_numerics(implementation=implementation, linear="xla", cache_dtype="int8")
     if platform == "cpu" and find_compiler() is None:
         warnings.warn(
             f"{NO_COMPILER}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2

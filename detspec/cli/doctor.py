@@ -12,7 +12,10 @@ with other drafted thoughts, in other places and pages. Then the engine's own pr
 differ. Exit code 1 if the device is not certified.
 
 With --operators each operation is compiled alone instead, and a table says which of them are invariant to the number of rows,
-to a row's place, and to a query's place in its window. Exit code 1 if one of a canonical pass depends on a place."""
+to a row's place, and to a query's place in its window. Exit code 1 if one of a canonical pass depends on a place.
+
+With --integer the arithmetic of integer models is run for made-up numbers, and hashes are compared with those that come with
+the package: a device that gives them gives the bits of all others. Exit code 1 if one differs; the first is named."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +26,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_cache_dtype(parser)
     add("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
     add("--operators", action="store_true", help="examine single operations instead of whole programs: seconds, no certificate")
+    add("--integer", action="store_true", help="compare the arithmetic of integer models with hashes that hold on all devices")
     add("--alignment", choices=ALIGNMENTS, help='use "window" if only the window-offset check fails (default: "free")')
     add("--linear", choices=LINEARS, help="products with weights; pinned ones never depend on the batch (default: by device)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if the device is certified, else 1."""
+    if args.integer:
+        return run_integer()
     from detspec.doctor.doctor import run_doctor
     from detspec.doctor.operators import examine_operators
     from detspec.environment import default_schedule
@@ -46,3 +52,14 @@ def run(args: argparse.Namespace) -> int:
         report = run_doctor(model, schedule=schedule, max_requests=args.max_requests, on_progress=progress.stage)
     print(report.table())
     return 0 if report.certified else 1
+
+
+def run_integer() -> int:
+    """Prints the hashes of integer models' operations; returns 1 if one differs."""
+    from detspec.doctor.conformance import run_conformance
+    from detspec.progress import Progress
+
+    with Progress(0, "steps") as progress:
+        report = run_conformance(on_progress=progress.stage)
+    print(report.table())
+    return 1 if report.differing else 0

@@ -101,12 +101,6 @@ def dot(a: Array, b: Array) -> Array:
     return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
 
 
-def split(x: Array) -> tuple[Array, Array]:
-    """`(high, low)` with `x == 256 * high + low` and `-128 <= low <= 127`."""
-    high = (x + 128) >> 8
-    return high, x - 256 * high
-
-
 def narrowed(x: Array, bits: int) -> tuple[Array, Array]:
     """`(values [..., n], shift [...])` with `x` about `values * 2**shift`, of `bits` bits; LOST where it left its range."""
     largest = np.abs(x).max(-1)
@@ -152,9 +146,7 @@ def added(x: Array, y: Array) -> Array:
 
 def product(row: Activations, matrix: IntMatrix, bias: Array | None = None) -> Array:
     """`row [..., n]` times `matrix [m, n]`, plus `bias [m]`: fixed `[..., m]`."""
-    high, low = split(row.values)
-    turned = matrix.values.T.astype(np.int64)
-    total = dot(high, turned) + ((dot(low, turned) + 128) >> 8)  # in units of 2**8
+    total = rounded_shift(dot(row.values, matrix.values.T), 8)  # two products of 8 bits, where there are none of 15
     mantissa = rounded_shift(row.mantissa[..., None] * matrix.mantissa, 15)
     y = scaled(total, mantissa, -(row.exponent[..., None] + matrix.exponent + 15 + 8 + FRACTION))
     y = np.where(is_lost(row.exponent)[..., None], LIMIT, y)
@@ -242,8 +234,7 @@ def attended(q: Activations, keys: Cached, values: Cached, visible: Array, shape
         p = np.where(visible, rounded_shift(a, shift + 1), 0)  # 14 fraction bits
         highest = np.where(visible, values.exponent[None, :, k], -(2**31)).max(-1, keepdims=True)
         weight = rounded_shift(p * values.mantissa[None, :, k], np.minimum(15 + highest - values.exponent[None, :, k], 31))
-        high, low = split(np.where(visible, weight, 0))
-        sums = dot(high, values.values[:, k]) + ((dot(low, values.values[:, k]) + 128) >> 8)
+        sums = rounded_shift(dot(np.where(visible, weight, 0), values.values[:, k]), 8)
         of_all = p.sum(-1)
         fall = bit_length(of_all) - 15
         inverse = 2**29 // rounded_shift(of_all, fall)

@@ -45,11 +45,11 @@ from detspec.jobs.records import (
     read_origin,
     read_records,
     sample_of,
+    schedule_of,
 )
 from detspec.progress import Progress
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Schedule
 
 HEADER_KEYS = {"fingerprint", "text", "engine"}  # keys of a log's line that says what bits depend on
 GIVEN_KEY = "given_token_ids"  # key of a line that holds a score: tokens that were scored after the prompt
@@ -96,7 +96,7 @@ def audit_records(
     """Replays `records` of `origin`, and compares them; see `run_audit`."""
     config = dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None, method="none", thoughts="none")
     engine = Engine(model, config)
-    report = AuditReport(machine=machine_differences(origin, str(engine.fingerprint()["mesh"])))
+    report = AuditReport(machine=machine_differences(origin, str(engine.fingerprint().get("mesh"))))
     waiting: deque[Recorded] = deque()
     progress.stage("compiling and certifying", at_once=True)
     engine.prepare_replays()
@@ -241,7 +241,7 @@ def _origin_of(header: dict[str, Any]) -> Origin:
     try:
         fingerprint = header["fingerprint"]
         digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
-        engine = EngineConfig(**{**header["engine"], "schedule": Schedule.from_bits(fingerprint["schedule"])})
+        engine = EngineConfig(**{**header["engine"], "schedule": schedule_of(fingerprint)})
         return Origin(digest, fingerprint, dict(header["text"]), SamplingParams(), engine, source="", sha256="")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"is no header that this version can read: {error!r}") from error

@@ -37,7 +37,7 @@ def audit_lines(model: Model, records: Path, prompts: PromptsById, *, max_reques
     origin = prompts.origin
     config = dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None, method="none", thoughts="none")
     engine = Engine(model, config)
-    report = AuditReport(machine=machine_differences(origin, str(engine.fingerprint()["mesh"])))
+    report = AuditReport(machine=machine_differences(origin, str(engine.fingerprint().get("mesh"))))
     spec = JobSpec(prompts.file, origin.sampling, is_openai=True, created=origin.created)
     reader = _Again(BatchReader(engine, spec, {}, origin.fingerprint), origin.digest)
     waiting: dict[int, tuple[dict[str, Any], bool]] = {}  # by number of the prompt: the record, and whether it is deterministic

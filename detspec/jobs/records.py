@@ -19,6 +19,7 @@ from detspec.engine.request import Request
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.held import compiler_options
+from detspec.integer.spec import VERSION as ARITHMETIC
 from detspec.jobs.batch_lines import KEY, parse_id
 from detspec.jobs.files import NO_ROOM, sibling
 from detspec.jobs.lines import LOGPROB_KEYS, parse_line, parse_request, refuse_unknown
@@ -64,7 +65,7 @@ def read_origin(records: Path) -> Origin:
         raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote next to its output")
     try:
         fingerprint = manifest["fingerprint"]
-        texts = [fingerprint["detspec"], fingerprint["model"], manifest["digest"]]
+        texts = [fingerprint.get("arithmetic") or fingerprint["detspec"], fingerprint["model"], manifest["digest"]]
         texts += [manifest["prompts"]["source"], manifest["prompts"]["sha256"]]
         model = manifest.get("model", {})  # older jobs did not say it
         texts += [model[key] for key in ("source", "weights") if model.get(key) is not None]
@@ -77,7 +78,7 @@ def read_origin(records: Path) -> Origin:
             fingerprint=fingerprint,
             text=dict(manifest["text"]),
             sampling=SamplingParams(**manifest["sampling"]),
-            engine=EngineConfig(**{**manifest["engine"], "schedule": Schedule.from_bits(fingerprint["schedule"])}),
+            engine=EngineConfig(**{**manifest["engine"], "schedule": schedule_of(fingerprint)}),
             source=manifest["prompts"]["source"],
             sha256=manifest["prompts"]["sha256"],
             column=manifest["prompts"].get("column"),
@@ -92,6 +93,18 @@ def read_origin(records: Path) -> Origin:
     if hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest() != origin.digest:
         raise InputError(f"{path}: its digest {origin.digest} is not that of its fingerprint: the file was changed")
     return origin
+
+
+def schedule_of(fingerprint: dict[str, Any]) -> Schedule | None:
+    """The schedule whose bits a fingerprint promises; None if arithmetic promises them.
+
+    Raises `InputError` if this version has no such arithmetic.
+    """
+    if "arithmetic" not in fingerprint:
+        return Schedule.from_bits(fingerprint["schedule"])
+    if fingerprint["arithmetic"] != ARITHMETIC:
+        raise InputError(f"the records are of the arithmetic {fingerprint['arithmetic']!r}; this version has {ARITHMETIC!r}")
+    return None
 
 
 def check_model(origin: Origin, model: Model) -> None:
@@ -110,8 +123,11 @@ def machine_differences(origin: Origin, mesh: str) -> list[str]:
     """The differences between this machine's fingerprint, with its `mesh`, and the manifest's, a sentence each.
 
     The options of canonical programs are among them, which follow from the schedule and the machine. Flags of the compiler are
-    unknown where an older version wrote the manifest, so they are no difference.
+    unknown where an older version wrote the manifest, so they are no difference. Integer models have the same bits on all
+    machines.
     """
+    if "arithmetic" in origin.fingerprint:
+        return []
     machine = fingerprint()
     schedule = origin.engine.schedule
     options = compiler_options(schedule.numerics, machine["backend"]) if schedule else {}

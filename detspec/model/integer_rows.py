@@ -6,22 +6,24 @@ import jax
 
 from detspec.integer.spec import Activations, IntMatrix
 from detspec.ops import integer
+from detspec.ops.integer_functions import IntegerFunctions
 
 
 class IntegerOps(NamedTuple):
     """Operations on rows of an integer model, in the place of `detspec.model.rows.RowOps`."""
 
     epsilon: int  # of norms, 32 fraction bits
+    functions: IntegerFunctions
     layer: int = 0
     adapt_fn: None = None  # riders change no products of integers
 
     def normed(self, x: jax.Array, params: dict[str, Any], name: str) -> Any:
         """The row of a norm of fixed `x [..., D]`; `x` itself where there is no such norm."""
-        return integer.normed(x, params[name], self.epsilon) if name in params else x
+        return self.functions.normed(x, params[name], self.epsilon) if name in params else x
 
     def linears_f32(self, row: Activations, /, **weights: IntMatrix) -> tuple[jax.Array, ...]:
-        """Products of `row [..., n]` with `weights [m, n]`, fixed `[..., m]`."""
-        return tuple(integer.product(row, weight) for weight in weights.values())
+        """Products of `row [R, n]` with `weights [m, n]`, fixed `[R, m]`."""
+        return tuple(self.functions.products(row, *weights.values()))
 
     def linear_f32(self, row: Activations, /, **weight: IntMatrix) -> jax.Array:
         """`linears_f32` with one weight."""

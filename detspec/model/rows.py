@@ -12,6 +12,7 @@ from detspec.ops.attention.sequences import AttendSequenceFn, attend_as_pages, a
 from detspec.ops.experts.api import ExpertsFn, experts_fn
 from detspec.ops.gathers import TakeFn, rows_of, take_with_derivative
 from detspec.ops.implementations import operations
+from detspec.ops.integer_functions import integer_functions
 from detspec.ops.linear.api import LinearsFn, Matrix, linears_fn
 from detspec.ops.linear.derivative import experts_with_derivative, linears_with_derivative
 from detspec.ops.norm import layer_norm, rms_norm
@@ -73,7 +74,7 @@ def canonical_ops(cfg: ModelConfig, numerics: Numerics, used: jax.Array | None =
     Those of an integer model have no order to choose.
     """
     if cfg.weights == "integer":
-        return IntegerOps(fixed_epsilon(cfg.norm_eps))  # type: ignore[return-value]
+        return IntegerOps(fixed_epsilon(cfg.norm_eps), integer_functions(numerics))  # type: ignore[return-value]
     return row_ops(cfg, sum_fn(numerics), numerics, None if used is None else used.reshape(-1))
 
 

@@ -141,10 +141,13 @@ static int dtype_of(XLA_FFI_DataType dtype) {
   return dtype == XLA_FFI_DataType_F32 ? F32 : dtype == XLA_FFI_DataType_BF16 ? BF16 : dtype == XLA_FFI_DataType_F16 ? F16 : -1;
 }
 
-/* As `dtype_of`, or -1 if this compilation has no functions for a cache of `dtype`. */
+/* As `dtype_of` for what is only moved: whole numbers of four bytes, too. */
+static int moved_dtype_of(XLA_FFI_DataType dtype) { return dtype == XLA_FFI_DataType_S32 ? F32 : dtype_of(dtype); }
+
+/* As `moved_dtype_of`, or -1 if this compilation has no functions for a cache of `dtype`. */
 static int cache_dtype_of(XLA_FFI_DataType dtype) {
   if (DTYPE == F32 && dtype == XLA_FFI_DataType_S8) return S8;
-  return dtype_of(dtype) == DTYPE ? DTYPE : -1;
+  return moved_dtype_of(dtype) == DTYPE ? DTYPE : -1;
 }
 
 INLINE int64_t bytes_of(int dtype) { return dtype == F32 ? 4 : dtype == S8 ? 1 : 2; }
@@ -1560,7 +1563,7 @@ XLA_FFI_Error *detspec_take(XLA_FFI_CallFrame *frame) {
   const XLA_FFI_Buffer *table = args[0];
   const int32_t *rows = args[1]->data;
   const int64_t row_bytes = table->dims[1] * ITEM_BYTES;
-  if (dtype_of(table->dtype) != DTYPE) return fail(frame, "detspec_take: unsupported arguments");
+  if (moved_dtype_of(table->dtype) != DTYPE) return fail(frame, "detspec_take: unsupported arguments");
   for (int64_t r = 0; r < args[1]->dims[0]; r++) {
     const int64_t row = MIN(MAX(rows[r], 0), table->dims[0] - 1);
     memcpy((char *)rets[0]->data + r * row_bytes, (const char *)table->data + row * row_bytes, (size_t)row_bytes);

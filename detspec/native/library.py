@@ -1,4 +1,4 @@
-"""Compiles `kernels.c` for the processor at hand, and tells XLA of its functions.
+"""Compiles `kernels.c` and `integer.c` for the processor at hand, and tells XLA of their functions.
 
 A dtype takes about a second. What came of it is kept where compiled programs are kept, under a digest of the source, the
 options, the versions and the machine. So nodes of two kinds that share a home folder each get their own.
@@ -41,8 +41,11 @@ NAMES = (
     "ceiling",
 )
 FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
+INTEGER_FUNCTIONS = tuple(f"detspec_integer_{name}" for name in ("product", "norm", "gate", "attention", "append"))
+SOURCES = ("kernels.c", "integer.c")  # compiled as one text
 DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
-DTYPES |= {jnp.dtype(jnp.int8): "F32"}  # a cache in int8 takes the functions for float32
+# A cache in int8, and all of an integer model, take the functions for float32.
+DTYPES |= {jnp.dtype(jnp.int8): "F32", jnp.dtype(jnp.int32): "F32"}
 OPTIONS = ("-O2", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
 
 _lock = threading.Lock()
@@ -80,10 +83,10 @@ def kernel(function: str, dtype: DTypeLike, result: Any, *, in_place: Mapping[in
 @functools.cache
 def _register(dtype: str) -> str:
     """Registers all functions for `dtype`; returns what their names end in."""
-    source = files("detspec.native").joinpath("kernels.c").read_text(encoding="utf-8")
+    source = "".join(files("detspec.native").joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
     library = _load(_machine_code(source, options_for(dtype)))
     ending = f"{dtype}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
-    for function in FUNCTIONS:
+    for function in (*FUNCTIONS, *(INTEGER_FUNCTIONS if dtype == "F32" else ())):
         jax.ffi.register_ffi_target(f"{function}_{ending}", jax.ffi.pycapsule(getattr(library, function)), platform="cpu")
     return ending
 

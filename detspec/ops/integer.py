@@ -57,7 +57,10 @@ def bit_length(x: jax.Array) -> jax.Array:
 
 
 def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """See `spec.split`; int8."""
+    """`(high, low)`, int8, with `x == 256 * high + low`: so a product with 15 bits is two products with 8.
+
+    `floor((256 * h + l + 128) / 256) == h + floor((l + 128) / 256)` for their sums `h` and `l`: no sum needs more than int32.
+    """
     high = (x + 128) >> 8
     return high.astype(jnp.int8), (x - 256 * high).astype(jnp.int8)
 

@@ -1,0 +1,158 @@
+"""Conformance of a device with "integer/1": each operation by its hash, then texts of the shipped model."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.checkpoint.load import Model, load
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.integer import conformance, spec
+from detspec.integer.conformance import TEXTS
+from detspec.ops import integer, integer_choices
+from detspec.sampling_params import SamplingParams
+
+PROMPTS = ("def add(a, b):\n", "class Stack:\n    def push(", "import numpy as np\n", "for i in range(10):\n    ")
+NEW_TOKENS = 24
+SHIPPED = "tiny_python"
+
+
+@dataclasses.dataclass(frozen=True)
+class ConformanceReport:
+    """Hashes of this device, and those that the package comes with."""
+
+    device: str
+    found: dict[str, str]
+    expected: dict[str, str]
+
+    @property
+    def differing(self) -> list[str]:
+        """The names of what has other bits here, in the order in which a model runs them."""
+        return [name for name, digest in self.expected.items() if self.found.get(name) != digest]
+
+    def table(self) -> str:
+        """The report for people."""
+        lines = [f"{spec.VERSION} on {self.device}", ""]
+        for name, digest in self.expected.items():
+            here = self.found.get(name, "")
+            lines.append(f"  {name:20} {here[:16]}  {'OK' if here == digest else f'DIFFERS, expected {digest[:16]}'}")
+        if self.differing:
+            first = self.differing[0]
+            lines += ["", f"the operation {first!r} has other bits here: integer models would not have those of other devices"]
+        else:
+            lines += ["", f"OK {conformance.of_all(self.found)}: this device gives the bits of every device that says so"]
+        return "\n".join(lines)
+
+
+def run_conformance(on_progress: Callable[[str], None] = lambda step: None) -> ConformanceReport:
+    """Runs all operations on this device, then generates texts of the shipped model."""
+    on_progress("operations")
+    found = conformance.digests(device_functions())
+    on_progress("texts of the shipped model")
+    found[TEXTS] = digest_of_texts(generated_texts(load(SHIPPED, weights="integer")))
+    return ConformanceReport(jax.devices()[0].device_kind, found, conformance.expected())
+
+
+def device_functions(**others: Callable[..., Any]) -> Any:
+    """The functions of the arithmetic as this device runs them, compiled; they take and give numpy's arrays.
+
+    `others` stand in the place of functions of the same names.
+    """
+
+    def kept(below: jax.Array, asked: Any) -> jax.Array:
+        return below >= integer_choices.kept_from(below, asked)[:, None]
+
+    def penalised(logits: jax.Array, seen: jax.Array, count: jax.Array, *penalties: jax.Array) -> jax.Array:
+        names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+        return integer_choices.penalised(logits, seen, count, SimpleNamespace(**dict(zip(names, penalties, strict=True))))
+
+    own: dict[str, Callable[..., Any]] = {
+        name: getattr(integer, name)
+        for name in ("rounded_shift", "scaled", "added", "product", "sine", "cached", "power", "gated")
+    }
+    own |= {name: getattr(integer_choices, name) for name in ("logprobs", "tempered")}
+    own |= {"kept": kept, "penalised": penalised, **others}
+    compiled = {name: partial(_run, jax.jit(fn)) for name, fn in own.items()}
+    # These take a size or steps that a program knows.
+    sized: dict[str, Callable[..., Any]] = {
+        "normed": integer.normed,
+        "turned_by": integer.turned_by,
+        "gumbel": integer_choices.gumbel,
+        **others,
+    }
+
+    def with_size(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: _run(jax.jit(lambda *arrays: fn(*arrays, given[-1])), *given[:-1])
+
+    return SimpleNamespace(**compiled, **{name: with_size(sized[name]) for name in ("normed", "turned_by", "gumbel")})
+
+
+def _run(fn: Callable[..., Any], *given: Any) -> Any:
+    """Calls a compiled function with int32 and smaller types in place of numpy's int64."""
+
+    def on_device(x: Any) -> jax.Array:
+        x = np.asarray(x)
+        return jnp.asarray(x.astype(np.int32) if x.dtype == np.int64 else x)
+
+    return jax.tree.map(np.asarray, fn(*jax.tree.map(on_device, given)))
+
+
+def generated_texts(model: Model) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """Tokens and log-probabilities, fixed, of a few texts that an engine on this device generates all at once."""
+    engine = Engine(model, EngineConfig(max_requests=len(PROMPTS), max_len=64, method="none"))
+    completions = engine.generate(list(PROMPTS), sampling())
+    return [(each.token_ids, np.rint(np.asarray(each.logprobs) * 2**spec.FRACTION).astype(np.int64)) for each in completions]
+
+
+def sampling() -> list[SamplingParams]:
+    """Sampling parameters of the texts: greedy, at two temperatures, and with a filter."""
+    asked: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.2}, {"top_p": 0.9})
+    return [SamplingParams(max_tokens=NEW_TOKENS, seed=seed, ignore_eos=True, **each) for seed, each in enumerate(asked)]
+
+
+def oracle_texts(model: Model) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """The same texts by the oracle alone, token by token."""
+    from detspec.checkpoint.to_integer import spec_model
+
+    weights, sizes = spec_model(model.cfg, model.params)
+    assert model.tokenizer is not None
+    found = []
+    for prompt, asked in zip(PROMPTS, sampling(), strict=True):
+        text = spec.Text(weights, sizes)
+        read = model.tokenizer.encode(prompt)
+        tokens: list[int] = []
+        logprobs = []
+        for _ in range(NEW_TOKENS):
+            logits = text.read(read)[-1:]
+            position = np.asarray([text.length])
+            read = spec.chosen(logits, position, wishes(asked, 1)).tolist()
+            tokens += read
+            logprobs.append(spec.logprobs(logits, np.asarray(read))[0])
+        found.append((tuple(tokens), np.asarray(logprobs)))
+    return found
+
+
+def wishes(asked: SamplingParams, rows: int) -> spec.Wishes:
+    """Wishes of `rows` choices of one request, as the oracle takes them."""
+    return spec.Wishes(
+        temperature=np.full(rows, asked.temperature, np.float32),
+        top_k=np.full(rows, max(asked.top_k, 0)),
+        top_p=np.full(rows, asked.top_p, np.float32),
+        min_p=np.full(rows, asked.min_p, np.float32),
+        seed=np.full(rows, asked.seed % 2**32),
+    )
+
+
+def digest_of_texts(texts: list[tuple[tuple[int, ...], np.ndarray]]) -> str:
+    """SHA-256 in hex over tokens and log-probabilities."""
+    hashed = hashlib.sha256()
+    for tokens, logprobs in texts:
+        hashed.update(np.asarray(tokens, "<i8").tobytes() + logprobs.astype("<i8").tobytes())
+    return hashed.hexdigest()

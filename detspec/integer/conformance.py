@@ -1,0 +1,126 @@
+"""What the operations of "integer/1" give for made-up numbers, by SHA-256: a device that gives the same is equal to all others.
+
+The numbers come from the arithmetic's own Threefry. `expected.json` holds the hashes that `spec.py` gives.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from detspec.integer import spec
+
+ROWS = 64
+WIDTH = 96
+OUTPUTS = 80
+VOCABULARY = 1000
+FILE = "expected.json"
+TEXTS = "texts"  # the name of what the shipped model generates
+
+
+class Case(NamedTuple):
+    """An operation with made-up arguments."""
+
+    name: str
+    arguments: tuple[Any, ...]  # pytrees of integers, and float32 for what requests give
+    run: Callable[..., Any]  # (the functions of the arithmetic by name, *arguments) -> integers
+
+
+def made_up(name: str, *shape: int, bits: int = 30, signed: bool = True) -> np.ndarray:
+    """Integers of up to `bits` bits, small ones as often as large ones."""
+    count = np.arange(int(np.prod(shape)), dtype=np.int64)
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+    first, second = spec.threefry((np.int64(seed), np.int64(0)), (count, np.zeros_like(count)))
+    found = (first >> (32 - bits)) >> (second % bits)
+    return np.where((second >> 16) & 1, -found, found).reshape(shape) if signed else found.reshape(shape)
+
+
+def _activations(name: str) -> spec.Activations:
+    x = made_up(name, ROWS, WIDTH)
+    x[0] = 0
+    x[1, 0] = spec.LIMIT
+    return spec.row_of(x, -spec.FRACTION)
+
+
+def cases() -> tuple[Case, ...]:
+    """All operations, in the order in which a model runs them."""
+    wide = made_up("wide", ROWS, WIDTH)
+    shifts = made_up("shifts", ROWS, WIDTH, bits=6, signed=False)
+    mantissas = made_up("mantissas", ROWS, WIDTH, bits=16, signed=False)
+    stream = made_up("stream", ROWS, WIDTH)
+    stream[0] = 0
+    stream[1, 3] = spec.LIMIT
+    scale = spec.Scale(made_up("scale", WIDTH, bits=14), np.asarray(-9))
+    matrix = spec.IntMatrix(
+        (made_up("matrix", OUTPUTS, WIDTH, bits=7)).astype(np.int8),
+        2**14 + made_up("row mantissas", OUTPUTS, bits=14, signed=False),
+        -20 + made_up("row exponents", OUTPUTS, bits=3),
+    )
+    of_head = spec.row_of(made_up("heads", ROWS, WIDTH), -spec.FRACTION)
+    turns = made_up("turns", ROWS, WIDTH, bits=32, signed=False).astype(np.uint32)
+    seeds = made_up("seeds", ROWS, bits=32, signed=False)
+    positions = made_up("positions", ROWS, bits=17, signed=False)
+    steps = tuple(int(step) << 16 for step in made_up("steps", WIDTH // 2, bits=31, signed=False))
+    logits = made_up("logits", ROWS, VOCABULARY, bits=20)
+    tokens = made_up("tokens", ROWS, bits=30, signed=False) % VOCABULARY
+    asked = spec.Wishes(
+        temperature=np.resize(np.asarray([0, 1, 0.8, 0.3, 1.7, 1e-6], np.float32), ROWS),
+        top_k=np.resize(np.asarray([0, 1, 40, 2000]), ROWS),
+        top_p=np.resize(np.asarray([1, 0.95, 0.5, 0.01, 1e-7], np.float32), ROWS),
+        min_p=np.resize(np.asarray([0, 0.05, 0.5], np.float32), ROWS),
+        seed=seeds,
+    )
+    seen = made_up("seen", ROWS, VOCABULARY) > 0
+    count = np.where(seen, made_up("count", ROWS, VOCABULARY, bits=12, signed=False), 0)
+    penalties = tuple(np.resize(np.asarray(each, np.float32), ROWS) for each in ([1, 1.3, 0.7], [0, 0.5, -2], [0, 1.5, -0.25]))
+    return (
+        Case("rounded shift", (wide, shifts), lambda f, x, r: f.rounded_shift(x, r)),
+        Case("scaled", (wide, mantissas, shifts), lambda f, x, m, r: f.scaled(x, m, r - 10)),
+        Case("sum with limits", (stream, wide), lambda f, x, y: f.added(x, y)),
+        Case("norm", (stream, scale), lambda f, x, scale: f.normed(x, scale, 42_950)),
+        Case("product", (_activations("activations"), matrix), lambda f, row, matrix: f.product(row, matrix)),
+        Case("turns", (positions,), lambda f, positions: f.turned_by(positions, steps)),
+        Case("sine", (turns,), lambda f, turns: f.sine(turns)),
+        Case("keys and values", (stream, of_head), lambda f, x, row: f.cached(x, row)),
+        Case("power of two", (np.abs(wide),), lambda f, d: f.power(d)),
+        Case("gate", (stream, wide), lambda f, gate, up: f.gated(gate, up)),
+        Case("log-probabilities", (logits, tokens), lambda f, logits, tokens: f.logprobs(logits, tokens)),
+        Case("noise", (seeds.astype(np.uint32), positions), lambda f, *given: f.gumbel(*given, VOCABULARY)),
+        Case("temperature", (logits, asked.temperature), lambda f, logits, temperature: f.tempered(logits, temperature)),
+        Case("filters", (logits, asked), lambda f, logits, asked: f.kept(f.tempered(logits, asked.temperature), asked)),
+        Case("penalties", (logits, seen, count, *penalties), lambda f, *given: f.penalised(*given)),
+    )
+
+
+def digest(found: Any) -> str:
+    """SHA-256 in hex over integers, as little-endian words of 64 bits, in the order of a pytree of tuples."""
+    hashed = hashlib.sha256()
+
+    def add(node: Any) -> None:
+        if isinstance(node, tuple):
+            for part in node:
+                add(part)
+        else:
+            hashed.update(np.asarray(node).astype("<i8").tobytes())
+
+    add(found)
+    return hashed.hexdigest()
+
+
+def digests(functions: ModuleType | Any = spec) -> dict[str, str]:
+    """The hash of each case, by functions of the arithmetic that take and give numpy's arrays."""
+    return {case.name: digest(case.run(functions, *case.arguments)) for case in cases()}
+
+
+def of_all(found: Mapping[str, str]) -> str:
+    """One hash for all, 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def expected() -> dict[str, str]:
+    """The hashes that the package comes with."""
+    return dict(json.loads(files("detspec.integer").joinpath(FILE).read_text(encoding="utf-8")))

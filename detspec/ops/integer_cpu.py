@@ -1,0 +1,58 @@
+"""Functions of integer models on CPUs, by kernels in C (`native/integer.c`): the same integers as those of `ops.integer`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.cache import KV, Int8Pages
+from detspec.integer.spec import INVERSE_ROOTS, Activations, IntMatrix, Scale
+from detspec.native.library import kernel
+from detspec.ops.integer import I32
+
+
+def products(row: Activations, *matrices: IntMatrix) -> list[jax.Array]:
+    """Products of `row [R, n]` with several matrices `[m, n]`: fixed `[R, m]` of each."""
+    found = [jax.ShapeDtypeStruct((row.values.shape[0], matrix.values.shape[0]), I32) for matrix in matrices]
+    leaves = [leaf for matrix in matrices for leaf in matrix]
+    return list(kernel("detspec_integer_product", jnp.float32, found)(*row, *leaves))
+
+
+def normed(x: jax.Array, scale: Scale, epsilon: int) -> Activations:
+    """See `ops.integer.normed`; `x [..., n]`."""
+    n = x.shape[-1]
+    call = kernel("detspec_integer_norm", jnp.float32, _row_like(x.reshape(-1, n)))
+    found = call(x.reshape(-1, n), *scale, jnp.asarray(INVERSE_ROOTS, I32), epsilon=np.int32(epsilon))
+    return _shaped(found, x)
+
+
+def gated(gate: jax.Array, up: jax.Array) -> Activations:
+    """See `ops.integer.gated`; `[R, n]` both."""
+    return Activations(*kernel("detspec_integer_gate", jnp.float32, _row_like(gate))(gate, up))
+
+
+def attended(
+    q: Activations, pools: KV, tables: jax.Array, positions: jax.Array, *, score: tuple[int, int], window: int | None
+) -> jax.Array:
+    """See `ops.integer_pages.attended`."""
+    call = kernel("detspec_integer_attention", jnp.float32, jax.ShapeDtypeStruct(q.values.shape, I32))
+    pages = (leaf for part in pools for leaf in (part.values, part.scale))  # type: ignore[union-attr]
+    mantissa, exponent = map(np.int32, score)
+    sliding = np.int32(window or 0)
+    return call(*q, *pages, tables, positions, score_exponent=exponent, score_mantissa=mantissa, sliding=sliding)
+
+
+def appended(pages: Int8Pages, x: jax.Array, row: Activations, page_ids: jax.Array, slots: jax.Array) -> Int8Pages:
+    """See `ops.integer_pages.appended`."""
+    found = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (pages.values, pages.scale)]
+    call = kernel("detspec_integer_append", jnp.float32, found, in_place={0: 0, 1: 1})
+    return Int8Pages(*call(pages.values, pages.scale, x, row.mantissa, row.exponent, page_ids, slots))
+
+
+def _row_like(x: jax.Array) -> list[jax.ShapeDtypeStruct]:
+    rows = jax.ShapeDtypeStruct(x.shape[:1], I32)
+    return [jax.ShapeDtypeStruct(x.shape, I32), rows, rows]
+
+
+def _shaped(found: list[jax.Array], like: jax.Array) -> Activations:
+    values, mantissa, exponent = found
+    return Activations(values.reshape(like.shape), mantissa.reshape(like.shape[:-1]), exponent.reshape(like.shape[:-1]))
