@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder, is_shipped, read_eos_ids, read_sampling_defaults
-from detspec.checkpoint.to_integer import integer_config, integer_params
 from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.mesh import make_mesh, param_shardings
 from detspec.model.params import Params, param_shapes, quantized
+from detspec.model.to_integer import integer_params, with_weights
 from detspec.read_json import read_json_object
 from detspec.say import say
 
@@ -141,12 +141,8 @@ def load(
         cfg, params = load_hf(folder, sharding=sharding)
         digest = None
     if weights is not None:
-        if weights == "integer":
-            params = integer_params(cfg, params)
-            cfg = integer_config(cfg)
-        else:
-            params = quantized(params, cfg, free=True)
-            cfg = dataclasses.replace(cfg, weights=weights)
+        params = integer_params(cfg, params) if weights == "integer" else quantized(params, cfg, free=True)
+        cfg = with_weights(cfg, weights)
         digest = None
     if digest is None:
         digest = digest_model(cfg, params)

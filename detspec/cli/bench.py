@@ -33,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
     from detspec.bench.bench import BenchSettings, bench_table, random_model, run_bench
+    from detspec.model.to_integer import with_weights
     from detspec.presets import preset
     from detspec.progress import Progress
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         say(f"random weights of the shape {args.preset}")
         keep_compiled(args)
-        model = random_model(dataclasses.replace(preset(args.preset), weights=args.weights))
+        model = random_model(with_weights(preset(args.preset), args.weights))
     settings = BenchSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(BenchSettings)})
     with Progress(0, "runs") as progress:
         result = run_bench(model, settings, on_progress=progress.run_of)

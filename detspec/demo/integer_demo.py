@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.checkpoint.to_integer import spec_model
 from detspec.demo.demo import demo_prompts
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion
 from detspec.errors import InputError
 from detspec.integer import spec
+from detspec.model.to_integer import spec_model
 from detspec.sampling_params import SamplingParams
 
 FIRST_SEED = 400

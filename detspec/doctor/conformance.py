@@ -11,17 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.cache import KV, Int8Pages
 from detspec.checkpoint.load import Model, load
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.environment import chosen_schedule
 from detspec.integer import conformance, spec
 from detspec.integer.conformance import TEXTS
 from detspec.ops import integer, integer_choices
+from detspec.ops.integer_functions import IntegerFunctions, integer_functions
 from detspec.sampling_params import SamplingParams
 
 PROMPTS = ("def add(a, b):\n", "class Stack:\n    def push(", "import numpy as np\n", "for i in range(10):\n    ")
 NEW_TOKENS = 24
 SHIPPED = "tiny_python"
+PAGE = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,25 +77,45 @@ def device_functions(**others: Callable[..., Any]) -> Any:
         names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
         return integer_choices.penalised(logits, seen, count, SimpleNamespace(**dict(zip(names, penalties, strict=True))))
 
+    functions = integer_functions(chosen_schedule(None, load(SHIPPED, weights="integer").cfg).numerics)
     own: dict[str, Callable[..., Any]] = {
-        name: getattr(integer, name)
-        for name in ("rounded_shift", "scaled", "added", "product", "sine", "cached", "power", "gated")
+        name: getattr(integer, name) for name in ("rounded_shift", "scaled", "added", "sine", "cached", "power")
     }
+    own |= {"product": lambda row, matrix: functions.products(row, matrix)[0], "gated": functions.gated}
     own |= {name: getattr(integer_choices, name) for name in ("logprobs", "tempered")}
     own |= {"kept": kept, "penalised": penalised, **others}
     compiled = {name: partial(_run, jax.jit(fn)) for name, fn in own.items()}
     # These take a size or steps that a program knows.
     sized: dict[str, Callable[..., Any]] = {
-        "normed": integer.normed,
-        "turned_by": integer.turned_by,
+        "attended": partial(_attended, functions),
         "gumbel": integer_choices.gumbel,
+        "normed": functions.normed,
+        "turned_by": integer.turned_by,
         **others,
     }
+    names = ("attended", "gumbel", "normed", "turned_by")
 
     def with_size(fn: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: _run(jax.jit(lambda *arrays: fn(*arrays, given[-1])), *given[:-1])
 
-    return SimpleNamespace(**compiled, **{name: with_size(sized[name]) for name in ("normed", "turned_by", "gumbel")})
+    return SimpleNamespace(**compiled, **{name: with_size(sized[name]) for name in names})
+
+
+def _attended(functions: IntegerFunctions, q: Any, keys: Any, values: Any, visible: jax.Array, sizes: Any) -> jax.Array:
+    """Runs `spec.attended` by pages, which lie in another order than the positions."""
+    num_pages = len(keys.values) // PAGE
+    order = np.arange(num_pages)[::-1].copy()
+
+    def paged(x: jax.Array) -> jax.Array:  # [S, K, ...] -> [num_pages, K, PAGE, ...]
+        return jnp.moveaxis(x.reshape(num_pages, PAGE, *x.shape[1:]), 1, 2)[order]
+
+    def pool(kept: Any) -> Int8Pages:
+        return Int8Pages(paged(kept.values.astype(jnp.int8)), paged((kept.exponent << 16) | kept.mantissa))
+
+    positions = visible.sum(-1, dtype=jnp.int32)[:, None] - 1
+    tables = jnp.broadcast_to(jnp.asarray(order, jnp.int32), (len(positions), num_pages))
+    score = (sizes.score_mantissa, sizes.score_exponent)
+    return functions.attended(q, KV(pool(keys), pool(values)), tables, positions, score=score, window=None)
 
 
 def _run(fn: Callable[..., Any], *given: Any) -> Any:
@@ -119,7 +143,7 @@ def sampling() -> list[SamplingParams]:
 
 def oracle_texts(model: Model) -> list[tuple[tuple[int, ...], np.ndarray]]:
     """The same texts by the oracle alone, token by token."""
-    from detspec.checkpoint.to_integer import spec_model
+    from detspec.model.to_integer import spec_model
 
     weights, sizes = spec_model(model.cfg, model.params)
     assert model.tokenizer is not None

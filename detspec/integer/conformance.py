@@ -18,6 +18,11 @@ ROWS = 64
 WIDTH = 96
 OUTPUTS = 80
 VOCABULARY = 1000
+HEADS = 4
+KV_HEADS = 2
+HEAD_DIM = 32
+LENGTH = 48  # keys that attention looks at
+SIZES = spec.Sizes(HEADS, KV_HEADS, 16_713, -16, 1, (), ())  # scores times log2(e) / sqrt(32)
 FILE = "expected.json"
 TEXTS = "texts"  # the name of what the shipped model generates
 
@@ -44,6 +49,11 @@ def _activations(name: str) -> spec.Activations:
     x[0] = 0
     x[1, 0] = spec.LIMIT
     return spec.row_of(x, -spec.FRACTION)
+
+
+def _kept(name: str) -> spec.Cached:
+    x = made_up(name, LENGTH, KV_HEADS, HEAD_DIM, bits=20)
+    return spec.cached(x, spec.row_of(x, -spec.FRACTION))
 
 
 def cases() -> tuple[Case, ...]:
@@ -74,6 +84,10 @@ def cases() -> tuple[Case, ...]:
         min_p=np.resize(np.asarray([0, 0.05, 0.5], np.float32), ROWS),
         seed=seeds,
     )
+    queries = spec.row_of(made_up("queries", ROWS, HEADS, HEAD_DIM), -spec.FRACTION)
+    keys, values = (_kept(name) for name in ("keys", "values"))
+    looking_from = made_up("looking from", ROWS, bits=6, signed=False) % LENGTH
+    visible = np.arange(LENGTH) <= looking_from[:, None]
     seen = made_up("seen", ROWS, VOCABULARY) > 0
     count = np.where(seen, made_up("count", ROWS, VOCABULARY, bits=12, signed=False), 0)
     penalties = tuple(np.resize(np.asarray(each, np.float32), ROWS) for each in ([1, 1.3, 0.7], [0, 0.5, -2], [0, 1.5, -0.25]))
@@ -86,6 +100,7 @@ def cases() -> tuple[Case, ...]:
         Case("turns", (positions,), lambda f, positions: f.turned_by(positions, steps)),
         Case("sine", (turns,), lambda f, turns: f.sine(turns)),
         Case("keys and values", (stream, of_head), lambda f, x, row: f.cached(x, row)),
+        Case("attention", (queries, keys, values, visible), lambda f, *given: f.attended(*given, SIZES)),
         Case("power of two", (np.abs(wide),), lambda f, d: f.power(d)),
         Case("gate", (stream, wide), lambda f, gate, up: f.gated(gate, up)),
         Case("log-probabilities", (logits, tokens), lambda f, logits, tokens: f.logprobs(logits, tokens)),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.integer.spec import IntMatrix, Scale
+from detspec.model.to_integer import float_config, integer_params
 from detspec.model.weights import Weight, weights
 from detspec.ops.linear.int8 import QTensor, quantize
 from detspec.roofline import PassShape, Work
@@ -50,10 +51,11 @@ def param_shapes(cfg: ModelConfig, *, sharding: Any = None) -> Params:
 def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
     """Random weights, as each is declared; a thinker and a compressor are copies, see `with_thinking`.
 
-    Rounded ones are those of the same model in `cfg.dtype`, rounded.
+    Rounded ones, and integers, are made of those of the same model in `cfg.dtype`.
     """
     if cfg.weights == "integer":
-        raise InputError("weights of an integer model are made of those in floats: detspec.checkpoint.to_integer")
+        full = float_config(cfg)
+        return integer_params(full, init_params(full, key))
     if cfg.weights is not None:
         full = dataclasses.replace(cfg, weights=None)
         return quantized(init_params(full, key), full)

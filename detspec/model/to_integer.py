@@ -17,9 +17,9 @@ from detspec.model.integer import NOT_INTEGER, IntegerAttention, IntegerMLP, rot
 from detspec.model.integer_rows import fixed_epsilon
 from detspec.model.layers import Layer
 from detspec.model.mlp import GatedMLP
-from detspec.model.params import Params
 from detspec.model.weights import Weight, weights
 
+Params = dict[str, Any]
 LEAST = 2.0**-40  # rows without a larger magnitude are zeros
 MAX_WIDTH = 32_768
 MAX_VOCABULARY = 262_144
@@ -46,14 +46,28 @@ def integer_config(cfg: ModelConfig) -> ModelConfig:
     return dataclasses.replace(cfg, kinds=kinds, weights="integer", max_position=max_position)
 
 
+def with_weights(cfg: ModelConfig, weights: str | None) -> ModelConfig:
+    """`cfg` of a model in floats with weights of that kind, see `ModelConfig.weights`."""
+    return integer_config(cfg) if weights == "integer" else dataclasses.replace(cfg, weights=weights)
+
+
+def float_config(cfg: ModelConfig) -> ModelConfig:
+    """The config in floats that `cfg`, an integer model's, was made of, but for positions beyond what integers take."""
+    kinds = tuple(Layer(_like(Attention, kind.mixer), _like(GatedMLP, kind.ff)) for kind in cfg.kinds)
+    return dataclasses.replace(cfg, kinds=kinds, weights=None)
+
+
+def _like(kind: type[Any], value: Any) -> Any:
+    """The same fields as one of another class."""
+    return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(kind)})
+
+
 def _integer_layer(layer: Layer) -> Layer:
     if type(layer.mixer) is not Attention or type(layer.ff) is not GatedMLP:
         raise InputError(NOT_INTEGER.format(f"{type(layer.mixer).__name__} with {type(layer.ff).__name__}"))
     if layer.post_norms or not layer.pre_norms or layer.parallel or layer.residual_scale is not None:
         raise InputError(NOT_INTEGER.format("layers with norms after their parts, parallel ones, or scaled residuals"))
-    fields = {field.name: getattr(layer.mixer, field.name) for field in dataclasses.fields(Attention)}
-    of_mlp = {field.name: getattr(layer.ff, field.name) for field in dataclasses.fields(GatedMLP)}
-    return Layer(IntegerAttention(**fields), IntegerMLP(**of_mlp))
+    return Layer(_like(IntegerAttention, layer.mixer), _like(IntegerMLP, layer.ff))
 
 
 def integer_params(cfg: ModelConfig, params: Params) -> Params:
