@@ -8,8 +8,8 @@ Sums of integers are associative: any batch, order, split, number of chips, libr
     Cached     int8 with mantissa and exponent for each token and head: a key, or a value
 
 There are two roundings, `rounded_shift` and `scaled`, both half up. A number at `+-LIMIT` has left its range, and so has all
-that is made of it, up to the logits: then the text ends with an error. Limits: `D <= 32768`, `d_ff <= 131072`, `H <= 512`,
-`V <= 262144` and 131072 positions; then no sum leaves int32 or uint32, as tests/integer/test_intervals.py proves.
+that is made of it, up to the logits: then the text ends with an error. Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`,
+`H <= 512`, `V <= 262128` and 131072 positions; then no sum leaves int32 or uint32, as tests/integer/test_intervals.py proves.
 """
 
 from collections.abc import Sequence
@@ -341,8 +341,8 @@ def natural(log: Array) -> Array:
 
 
 def weights_of(below: Array) -> Array:
-    """`exp(-below)` with 28 fraction bits for fixed `below >= 0`."""
-    a, n = power(scaled(np.minimum(below, 2**26), LOG2_E, 14))
+    """`exp(-below)` with 28 fraction bits for fixed `below`; 1 where that is negative."""
+    a, n = power(scaled(np.clip(below, 0, 2**26), LOG2_E, 14))
     return rounded_shift(a << 13, n)
 
 
@@ -394,21 +394,26 @@ def fixed(x: Array) -> Array:
 def tempered(logits: Array, temperature: Array) -> Array:
     """How far fixed `logits [R, V]` lie below their largest, over the float32 `temperature [R]`: fixed, at most 0.
 
-    Where the temperature is 0 it is not divided by. A row that has left its range is LIMIT everywhere.
+    Where the temperature is 0 it is not divided by. A logit of -LIMIT stays there: a token that is banned is so at any
+    temperature. A row that has left its range is LIMIT everywhere.
     """
     random = temperature > 0
     m, e = number(np.where(random, temperature, np.float32(1)))
     below = logits - logits.max(-1, keepdims=True)
     found = scaled(np.maximum(below, -LIMIT), (2**30 // m)[:, None], (30 + e)[:, None])
+    found = np.where(logits <= -LIMIT, -LIMIT, found)
     return np.where(logits.max(-1, keepdims=True) >= LIMIT, LIMIT, found)
 
 
 def penalised(logits: Array, seen: Array, count: Array, repetition: Array, frequency: Array, presence: Array) -> Array:
-    """Fixed `logits [R, V]` after three penalties `[R]`, float32: `seen` in the text, `count` of times among what is new."""
+    """Fixed `logits [R, V]` after three penalties `[R]`, float32: `seen` in the text, `count` of times among what is new.
+
+    Those at `+-LIMIT` stay there.
+    """
     m, e = number(repetition)
     less = scaled(logits, (2**30 // m)[:, None], (30 + e)[:, None])
     more = scaled(logits, m[:, None], -e[:, None])
-    logits = np.where(seen, np.where(logits > 0, less, more), logits)
+    logits = np.where(seen & (np.abs(logits) < LIMIT), np.where(logits > 0, less, more), logits)
     m, e = number(np.where(frequency == 0, np.float32(1), np.abs(frequency)))
     of_count = scaled(count, m[:, None], -(e + FRACTION)[:, None]) * np.sign(frequency).astype(np.int64)[:, None]
     of_presence = np.where(count > 0, fixed(presence)[:, None], 0)
@@ -443,7 +448,7 @@ def kept(below: Array, asked: Wishes) -> Array:
             share = int(fixed(asked.top_p[r : r + 1])[0])
             for token in np.flatnonzero(found[r]):
                 likelier = int(p[row > row[token]].sum())
-                found[r, token] = (likelier << FRACTION) < int(p.sum()) * share or row[token] == 0
+                found[r, token] = (likelier << FRACTION) < int(p.sum()) * share or row[token] >= 0
     return found
 
 

@@ -45,6 +45,7 @@ class IntegerAttention(Attention):
             (self.rope.interleaved, "interleaved rotations"),
             (self.rotated != self.head_dim, "rotations of a part of each head"),
             (self.head_dim > 512, "heads of more than 512 places"),
+            (self.num_heads * self.head_dim > 131_072, "heads of more than 131072 places in all"),
             (scaling is not None and scaling.kind not in ("linear", "llama3"), f"{scaling and scaling.kind} rope scaling"),
         ):
             if lacks:

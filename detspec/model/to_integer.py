@@ -22,7 +22,7 @@ from detspec.model.weights import Weight, weights
 Params = dict[str, Any]
 LEAST = 2.0**-40  # rows without a larger magnitude are zeros
 MAX_WIDTH = 32_768
-MAX_VOCABULARY = 262_144
+MAX_VOCABULARY = 262_128  # of equal logits: the sum of so many weights has an upper word of 32 bits
 
 
 def integer_config(cfg: ModelConfig) -> ModelConfig:
@@ -37,7 +37,7 @@ def integer_config(cfg: ModelConfig) -> ModelConfig:
         (cfg.weights is not None, "matrices that were rounded before"),
         (cfg.d_model > MAX_WIDTH, f"streams wider than {MAX_WIDTH}"),
         (cfg.vocab_size > MAX_VOCABULARY, f"vocabularies larger than {MAX_VOCABULARY}"),
-        (fixed_epsilon(cfg.norm_eps) * cfg.d_model >= 2**31, f"norms with an epsilon of {cfg.norm_eps}"),
+        (fixed_epsilon(cfg.norm_eps) * max(cfg.d_model, 512) >= 2**31, f"norms with an epsilon of {cfg.norm_eps}"),
     ):
         if lacks:
             raise InputError(NOT_INTEGER.format(what))

@@ -26,7 +26,7 @@ from detspec.integer.spec import (
 
 I32 = jnp.int32
 U32 = jnp.uint32
-NO_SCORE = -(2**31)  # below all scores
+NO_SCORE = -(2**30)  # below all scores, and no difference from one leaves int32
 
 
 def rounded_shift(x: jax.Array, r: jax.Array | int) -> jax.Array:
@@ -115,10 +115,16 @@ def product(row: Activations, matrix: IntMatrix, bias: jax.Array | None = None) 
     """See `spec.product`."""
     high, low = split(row.values)
     total = dot(high, matrix.values) + ((dot(low, matrix.values) + 128) >> 8)
-    mantissa = rounded_shift(row.mantissa[..., None] * matrix.mantissa, 15)
-    y = scaled(total, mantissa, -(row.exponent[..., None] + matrix.exponent + 15 + 8 + FRACTION))
+    mantissa = rounded_shift(row.mantissa[..., None] * _like(total, matrix.mantissa), 15)
+    exponent = row.exponent[..., None] + _like(total, matrix.exponent)
+    y = scaled(total, mantissa, -(exponent + 15 + 8 + FRACTION))
     y = jnp.where(is_lost(row.exponent)[..., None], LIMIT, y)
-    return y if bias is None else added(y, bias)
+    return y if bias is None else added(y, _like(y, bias))
+
+
+def _like(x: jax.Array, of_last: jax.Array) -> jax.Array:
+    """Numbers of the last axis of `x`, with as many axes as it has."""
+    return jnp.expand_dims(of_last, range(x.ndim - 1))
 
 
 def inverse_root(high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -155,7 +161,7 @@ def normed(x: jax.Array, scale: Scale, epsilon: int) -> Activations:
     high = (squares >> 16).astype(U32).sum(-1, dtype=U32) + (low >> 16)
     low = low & 0xFFFF
     root, half = inverse_root(high, jnp.where(high == 0, jnp.maximum(low, 1), low))
-    row = row_of(values * scale.values, 0)
+    row = row_of(values * _like(values, scale.values), 0)
     exponent = row.exponent + 14 - 30 - half + scale.exponent
     return Activations(row.values, root, jnp.where(lost, LOST, exponent))
 
@@ -163,9 +169,9 @@ def normed(x: jax.Array, scale: Scale, epsilon: int) -> Activations:
 def turned_by(positions: jax.Array, steps: Sequence[int]) -> jax.Array:
     """See `spec.turned_by`: uint32 `[..., H/2]` for `positions [...]` below `2**20`."""
     each = np.asarray(steps, np.int64)
-    low = jnp.asarray(each & 0xFFFF, U32)
-    high = jnp.asarray(each >> 16, U32)
     place = positions[..., None].astype(U32)
+    low = _like(place, jnp.asarray(each & 0xFFFF, U32))
+    high = _like(place, jnp.asarray(each >> 16, U32))
     of_low = (place >> 16) * low + (((place & 0xFFFF) * low) >> 16)
     return place * high + of_low
 

@@ -44,7 +44,7 @@ def natural(log: Log2) -> jax.Array:
 
 def weights_of(below: jax.Array) -> jax.Array:
     """See `spec.weights_of`."""
-    a, n = power(scaled(jnp.minimum(below, 2**26), LOG2_E, 14))
+    a, n = power(scaled(jnp.clip(below, 0, 2**26), LOG2_E, 14))
     return rounded_shift(a << 13, n)
 
 
@@ -79,7 +79,7 @@ def logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     largest = logits.max(-1, keepdims=True)
     high, low = words(weights_of(largest - logits))
     log = log_of(carried(high.sum(-1, dtype=U32), low.sum(-1, dtype=U32)))
-    below = jnp.take_along_axis(logits - largest, tokens[:, None], axis=1)[:, 0]
+    below = jnp.clip(jnp.take_along_axis(logits - largest, tokens[:, None], axis=1)[:, 0], -LIMIT, 0)
     return jnp.maximum(below - natural(log._replace(whole=log.whole - 28)), SMALLEST_LOGPROB)
 
 
@@ -124,6 +124,7 @@ def tempered(logits: jax.Array, temperature: jax.Array) -> jax.Array:
     m, e = number(jnp.where(is_positive(temperature), temperature, jnp.float32(1)))
     below = jnp.maximum(logits - logits.max(-1, keepdims=True), -LIMIT)
     found = scaled(below, lax.div(jnp.full_like(m, 2**30), m)[:, None], (30 + e)[:, None])
+    found = jnp.where(logits <= -LIMIT, -LIMIT, found)
     return jnp.where(logits.max(-1, keepdims=True) >= LIMIT, LIMIT, found)
 
 
@@ -150,7 +151,7 @@ def kept_from(below: jax.Array, asked: Any) -> jax.Array:
     before = carried(jnp.cumsum(high, axis=1, dtype=U32) - high, jnp.cumsum(low, axis=1, dtype=U32) - low)
     total = carried(high.sum(-1, dtype=U32), low.sum(-1, dtype=U32))
     share = fixed(asked.top_p)
-    is_likely = _is_less(_limbs(before, up=1), _times(total, share)) | (ordered == 0)
+    is_likely = _is_less(_limbs(before, up=1), _times(total, share))
     last = jnp.maximum(is_likely.sum(-1, dtype=I32) - 1, 0)[:, None]
     nucleus = jnp.take_along_axis(ordered, last, axis=1)[:, 0]
     by_share = filtered & (share < 2**FRACTION)
@@ -194,7 +195,7 @@ def penalised(logits: jax.Array, seen: jax.Array, count: jax.Array, asked: Any) 
     m, e = number(asked.repetition_penalty)
     less = scaled(logits, lax.div(jnp.full_like(m, 2**30), m)[:, None], (30 + e)[:, None])
     more = scaled(logits, m[:, None], -e[:, None])
-    logits = jnp.where(seen, jnp.where(logits > 0, less, more), logits)
+    logits = jnp.where(seen & (jnp.abs(logits) < LIMIT), jnp.where(logits > 0, less, more), logits)
     of_count = _times_number(count, asked.frequency_penalty[:, None])
     of_presence = jnp.where(count > 0, fixed(asked.presence_penalty)[:, None], 0)
     return added(added(logits, -of_count), -of_presence)

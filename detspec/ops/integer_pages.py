@@ -60,7 +60,7 @@ def attended(
         return Cached(values, scale & 0xFFFF, scale >> 16)
 
     def visible_at(step: jax.Array) -> jax.Array:
-        place = step * (at_once * page) + jnp.arange(at_once * page, dtype=I32)
+        place = step * (at_once * page) + jnp.arange(at_once * page, dtype=I32)[None, None, None, :]
         visible = place <= looking_from
         return visible if window is None else visible & (place > looking_from - window)
 
@@ -87,10 +87,10 @@ def attended(
         keys = block_of(pools.k, step)
         values = block_of(pools.v, step)
         visible = visible_at(step)
-        a, shift = power(jnp.where(visible, largest[..., None] - scores(step, keys), 0))
+        a, shift = power(jnp.maximum(largest[..., None] - scores(step, keys), 0))
         p = jnp.where(visible, rounded_shift(a, shift + 1), 0)
-        fall = jnp.minimum(15 + highest[..., None] - values.exponent, 31)
-        weight = jnp.where(visible, rounded_shift(p * values.mantissa, jnp.maximum(fall, 0)), 0)
+        fall = jnp.clip(15 + highest[..., None] - values.exponent, 15, 31)  # at least 15 where it is visible
+        weight = rounded_shift(p * values.mantissa, fall)
         more_high, more_low = (_each(part, values.values, 3, 2) for part in split(weight))
         return of_all + p.sum(-1, dtype=U32), of_high + more_high, of_low + more_low
 
