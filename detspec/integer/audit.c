@@ -1,0 +1,476 @@
+/* The arithmetic "integer/1" in plain C99, token by token. spec.py defines it; functions have the names that they have there.
+ *
+ *     cc -std=c99 -O2 -o audit audit.c
+ *     ./audit MODEL REQUESTS RESULTS [LOGITS]
+ *
+ * audit.py writes MODEL and REQUESTS; `read_model` and `audit_text` show what is in them. Files are words of 32 bits, lowest
+ * byte first, and bytes. For each token of a text but the first, RESULTS has its log-probability (16 fraction bits) and the
+ * token that the request chooses in its place, and LOGITS has all logits there. Both results are LEFT_RANGE where numbers have
+ * left their range.
+ *
+ * No type is a float. Unsigned numbers wrap, no signed one overflows, and only `floor_shift` shifts negative ones.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef int64_t i64;
+typedef int32_t i32;
+typedef uint32_t u32;
+typedef uint64_t u64;
+
+enum { MAGIC = 0x31544E49, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 131072, LEFT_RANGE = INT32_MIN };
+enum { LOG2_E = 23637, LN_2 = 22713, GUMBEL_SHIFT = 24020, SMALLEST_LOGPROB = -(1 << 24), BEND = 48408812 };
+enum { ONE = 0x3F800000, INFINITE = 0x7F800000 }; /* bits of float32 */
+static const i64 EXP2[5] = {32768, -22709, 7844, -1743, 224};
+
+typedef struct { i64 *values, mantissa, exponent; } Activations;
+typedef struct { int m, n; int8_t *values; i32 *mantissa, *exponent; } Matrix;
+typedef struct { int8_t *values; i32 *mantissa, *exponent; } Cached; /* of all positions and heads */
+typedef struct { u32 temperature, top_k, top_p, min_p, seed, repetition, frequency, presence; } Wishes; /* bits of float32 */
+typedef struct {
+    i32 window;                                  /* positions that a token sees; 0 is all */
+    u32 *steps;                                  /* for each pair of a head: a step's upper 32 bits and its lower 16 */
+    i32 *attn_norm, *q_norm, *k_norm, *mlp_norm; /* scales: values, then their exponent; NULL where there is none */
+    i32 *q_bias, *k_bias, *v_bias;
+    Matrix q, k, v, o, gate, up, down;
+    Cached keys, values;
+} Layer;
+
+static int L, D, F, N, K, H, V; /* layers, widths of stream and MLP, heads of queries and keys, their width, vocabulary */
+static i32 score_mantissa, score_exponent, epsilon, *SINES, *LOGS, *INVERSE_ROOTS, *embed, *final_norm;
+static Layer *layers;
+static Matrix head;
+static i64 *stream, *row, *q, *k, *v, *mixed, *gate, *up, *sum, *score, *logits, *below, *ordered; /* numbers of one token */
+
+/* --- Files --------------------------------------------------------------------------------------------------------------- */
+
+static FILE *file; /* what is being read */
+
+static void fail(const char *why) {
+    fprintf(stderr, "audit: %s\n", why);
+    exit(1);
+}
+
+static FILE *opened(const char *name, const char *mode) {
+    FILE *found = fopen(name, mode);
+    if (!found) fail("a file cannot be opened");
+    return found;
+}
+
+static void *room(size_t count, size_t size) {
+    void *found = calloc(count, size);
+    if (!found) fail("not enough memory");
+    return found;
+}
+
+static u32 word(void) {
+    unsigned char b[4];
+    if (fread(b, 1, 4, file) != 4) fail("a file ends too early");
+    return b[0] | (u32) b[1] << 8 | (u32) b[2] << 16 | (u32) b[3] << 24;
+}
+
+static i32 number_in(i32 least, i32 most) {
+    u32 w = word();
+    i32 found = w >> 31 ? -(i32) ~w - 1 : (i32) w;
+    if (found < least || found > most) fail("a number in a file is out of its bounds");
+    return found;
+}
+
+/* An array of `n` numbers. Its length comes first, which is 0 where the model has no such array. */
+static i32 *numbers(size_t n) {
+    u32 length = word();
+    i32 *found = length ? room(n, sizeof *found) : NULL;
+    if (length && length != n) fail("an array has another length");
+    for (u32 i = 0; i < length; i++) found[i] = number_in(INT32_MIN, INT32_MAX);
+    return found;
+}
+
+static Matrix matrix(int m, int n) {
+    Matrix w = {m, n, room(m, n), NULL, NULL};
+    if (fread(w.values, n, m, file) != (size_t) m) fail("a file ends too early");
+    w.mantissa = numbers(m);
+    w.exponent = numbers(m);
+    return w;
+}
+
+static void read_model(void) {
+    if (word() != MAGIC) fail("this is no model of integer/1");
+    L = number_in(1, 10000), D = number_in(1, 32768), F = number_in(1, 131072), N = number_in(1, 4096);
+    K = number_in(1, N), H = number_in(2, 512), V = number_in(1, 262144);
+    score_mantissa = number_in(1 << 14, 1 << 15), score_exponent = number_in(-1000, 1000), epsilon = number_in(1, INT32_MAX);
+    SINES = numbers(1025), LOGS = numbers(257), INVERSE_ROOTS = numbers(256);
+    embed = numbers((size_t) V * D);
+    layers = room(L, sizeof *layers);
+    for (Layer *l = layers; l < layers + L; l++) {
+        l->window = number_in(0, INT32_MAX);
+        l->steps = room(H, sizeof *l->steps);
+        for (int i = 0; i < H; i++) l->steps[i] = word();
+        l->attn_norm = numbers(D + 1);
+        l->q = matrix(N * H, D), l->q_bias = numbers(N * H), l->q_norm = numbers(H + 1);
+        l->k = matrix(K * H, D), l->k_bias = numbers(K * H), l->k_norm = numbers(H + 1);
+        l->v = matrix(K * H, D), l->v_bias = numbers(K * H);
+        l->o = matrix(D, N * H);
+        l->mlp_norm = numbers(D + 1);
+        l->gate = matrix(F, D), l->up = matrix(F, D), l->down = matrix(D, F);
+    }
+    final_norm = numbers(D + 1);
+    head = matrix(V, D);
+}
+
+/* --- Numbers ------------------------------------------------------------------------------------------------------------- */
+
+static i64 larger(i64 a, i64 b) { return a > b ? a : b; }
+static i64 between(i64 least, i64 a, i64 most) { return a < least ? least : a > most ? most : a; }
+static i64 size_of(i64 a) { return a < 0 ? -a : a; }
+static i64 raised(i64 a, int r) { return a * ((i64) 1 << r); }                         /* a * 2**r */
+static i64 floor_shift(i64 a, int r) { return a < 0 ? -1 - ((-1 - a) >> r) : a >> r; } /* floor(a / 2**r) */
+static i64 rounded_shift(i64 a, int r) { return r ? floor_shift(a + raised(1, r - 1), r) : a; }
+
+static i64 scaled(i64 a, i64 m, i64 r) {
+    int by = (int) between(-15, r, 47);
+    return between(-LIMIT, by < 0 ? raised(a * m, -by) : rounded_shift(a * m, by), LIMIT);
+}
+
+static int bit_length(i64 a) {
+    int bits = 0;
+    for (; a; a >>= 1) bits++;
+    return bits;
+}
+
+static i64 largest_size(const i64 *a, int n) {
+    i64 found = 0;
+    for (int i = 0; i < n; i++) found = larger(found, size_of(a[i]));
+    return found;
+}
+
+/* Narrows `a` where it lies; returns the shift, or LOST. */
+static int narrowed(i64 *a, int n, int bits) {
+    i64 largest = largest_size(a, n), most = raised(1, bits) - 1;
+    int shift = (int) larger(bit_length(largest) - bits, 0);
+    for (int i = 0; i < n; i++) a[i] = between(-most, rounded_shift(a[i], shift), most);
+    return largest >= LIMIT ? LOST : shift;
+}
+
+static Activations row_of(i64 *a, int n, i64 exponent) {
+    Activations found = {a, 1 << 14, narrowed(a, n, 14) + exponent - 14};
+    return found;
+}
+
+static int is_lost(i64 exponent) { return exponent > LOST / 2; }
+
+static i64 added(i64 a, i64 b) { return size_of(a) >= LIMIT ? a : size_of(b) >= LIMIT ? b : between(-LIMIT, a + b, LIMIT); }
+
+/* --- Functions ----------------------------------------------------------------------------------------------------------- */
+
+/* spec.py adds up two halves of the values, each in 32 bits, and joins them; whole values in 64 bits give the same. */
+static void product(Activations a, Matrix w, const i32 *bias, i64 *out) {
+    for (int j = 0; j < w.m; j++) {
+        const int8_t *values = w.values + (size_t) j * w.n;
+        i64 total = 0, mantissa = rounded_shift(a.mantissa * w.mantissa[j], 15);
+        for (int i = 0; i < w.n; i++) total += a.values[i] * values[i];
+        out[j] = scaled(rounded_shift(total, 8), mantissa, -(a.exponent + w.exponent[j] + 15 + 8 + 16));
+        if (is_lost(a.exponent)) out[j] = LIMIT;
+        if (bias) out[j] = added(out[j], bias[j]);
+    }
+}
+
+static u64 high_word(u64 a, u64 b) { return a * b >> 32; }
+
+static i64 inverse_root(i64 total, int *half) {
+    *half = (int) floor_shift(bit_length(total) - 31, 1);
+    int shift = 2 * *half;
+    u64 u = shift < 0 ? (u64) total << -shift : (u64) total >> shift, y = (u64) INVERSE_ROOTS[u >> 24];
+    for (int i = 0; i < 2; i++) y = high_word(y, (3u << 28) - high_word(u, high_word(y, y))) << 3 & 0xFFFFFFFF;
+    return (i64) (y >> 16);
+}
+
+static Activations normed(const i64 *a, int n, const i32 *scale, i64 *out) {
+    for (int i = 0; i < n; i++) out[i] = a[i];
+    int shift = narrowed(out, n, 15), half;
+    i64 total = (i64) epsilon * n >> (is_lost(shift) ? 0 : between(0, 2 * shift, 31));
+    for (int i = 0; i < n; i++) {
+        total += out[i] * out[i];
+        out[i] *= scale[i];
+    }
+    Activations found = row_of(out, n, 14 - 30 + scale[n]);
+    found.mantissa = inverse_root(larger(total, 1), &half);
+    found.exponent = is_lost(shift) ? LOST : found.exponent - half;
+    return found;
+}
+
+static i64 sine(u32 turns) {
+    i64 here = SINES[turns >> 22], next = SINES[(turns >> 22) + 1];
+    return rounded_shift(here + floor_shift((next - here) * (turns >> 6 & 0xFFFF), 16), 6);
+}
+
+/* A head's row, normed if there is a norm. Its values are rotated: they stand for themselves times its scale / 2**14. */
+static Activations turned(i64 *a, const i32 *norm, const u32 *steps, u64 position) {
+    Activations found = norm ? normed(a, H, norm, a) : row_of(a, H, -16);
+    for (int i = 0; i < H / 2; i++) {
+        u32 turns = (u32) (position * steps[2 * i] + (position * steps[2 * i + 1] >> 16));
+        i64 sin = sine(turns), cos = sine(turns + (1u << 30)), first = a[i], second = a[i + H / 2];
+        a[i] = first * cos - second * sin;
+        a[i + H / 2] = second * cos + first * sin;
+    }
+    return found;
+}
+
+static void cached(i64 *a, i64 mantissa, i64 exponent, Cached to, size_t place) {
+    int shift = narrowed(a, H, 15);
+    i64 largest = larger(largest_size(a, H), 1), inverse = raised(127, 22) / largest;
+    int raise_by = 15 - bit_length(largest);
+    for (int i = 0; i < H; i++) to.values[place * H + i] = (int8_t) rounded_shift(a[i] * inverse, 22);
+    to.mantissa[place] = (i32) rounded_shift(rounded_shift(raised(largest, raise_by) * 16513, 14) * mantissa, 15);
+    to.exponent[place] = (i32) between(INT32_MIN, shift - raise_by - 7 + 15 + exponent, LOST);
+}
+
+static i64 power(i64 d, int *n) {
+    i64 a = EXP2[4];
+    for (int i = 3; i >= 0; i--) a = floor_shift(a * (d & 0xFFFF), 16) + EXP2[i];
+    *n = (int) between(0, d >> 16, 31);
+    return a;
+}
+
+/* One head's attention, from position `first` to `last`. */
+static void attended(Activations query, const Layer *l, int of_keys, int first, int last, i64 *out) {
+    i64 of_query = rounded_shift(query.mantissa * score_mantissa, 15), largest = INT64_MIN, highest = INT64_MIN, of_all = 0;
+    int lost = is_lost(query.exponent), shift;
+    for (int t = first; t <= last; t++) {
+        size_t at = (size_t) t * K + of_keys;
+        i64 total = 0, exponent = query.exponent + l->keys.exponent[at];
+        for (int i = 0; i < H; i++) total += query.values[i] * l->keys.values[at * H + i];
+        score[t] = scaled(total, rounded_shift(of_query * l->keys.mantissa[at], 15), -(exponent + score_exponent + 30 + 16));
+        largest = larger(largest, score[t]);
+        highest = larger(highest, l->values.exponent[at]);
+        lost |= is_lost(l->keys.exponent[at]) | is_lost(l->values.exponent[at]);
+    }
+    for (int i = 0; i < H; i++) sum[i] = 0;
+    for (int t = first; t <= last; t++) {
+        size_t at = (size_t) t * K + of_keys;
+        i64 a = power(largest - score[t], &shift), p = rounded_shift(a, shift + 1);
+        i64 weight = rounded_shift(p * l->values.mantissa[at], (int) between(15, 15 + highest - l->values.exponent[at], 31));
+        for (int i = 0; i < H; i++) sum[i] += weight * l->values.values[at * H + i];
+        of_all += p;
+    }
+    int fall = bit_length(of_all) - 15;
+    i64 inverse = raised(1, 29) / rounded_shift(of_all, fall);
+    for (int i = 0; i < H; i++) out[i] = lost ? LIMIT : scaled(rounded_shift(sum[i], 8), inverse, fall - highest - 10);
+}
+
+static Activations gated(void) {
+    int shift, lost = largest_size(gate, F) >= LIMIT;
+    for (int i = 0; i < F; i++) {
+        i64 a = power(scaled(between(0, size_of(gate[i]), 1 << 26), LOG2_E, 14), &shift);
+        i64 share = (1 << 30) / ((1 << 15) + rounded_shift(a, shift));
+        gate[i] = scaled(gate[i], gate[i] < 0 ? (1 << 15) - share : share, 15);
+    }
+    int of_first = narrowed(gate, F, 15), of_second = narrowed(up, F, 15);
+    for (int i = 0; i < F; i++) gate[i] *= up[i];
+    Activations found = row_of(gate, F, of_first + of_second - 2 * 16);
+    if (lost || is_lost(of_first) || is_lost(of_second)) found.exponent = LOST;
+    return found;
+}
+
+/* Reads a token: its keys and values join the cache, and `logits` are those of what comes next. */
+static void read_token(i32 token, int position) {
+    for (int i = 0; i < D; i++) stream[i] = embed[(size_t) token * D + i];
+    for (Layer *l = layers; l < layers + L; l++) {
+        int first = l->window && l->window <= position ? position - l->window + 1 : 0;
+        Activations a = normed(stream, D, l->attn_norm, row);
+        product(a, l->q, l->q_bias, q), product(a, l->k, l->k_bias, k), product(a, l->v, l->v_bias, v);
+        for (int j = 0; j < K; j++) {
+            Activations key = turned(k + j * H, l->k_norm, l->steps, position);
+            cached(key.values, key.mantissa, key.exponent - 14, l->keys, (size_t) position * K + j);
+            cached(v + j * H, 1 << 14, -14 - 16, l->values, (size_t) position * K + j);
+        }
+        for (int j = 0; j < N; j++) {
+            Activations query = turned(q + j * H, l->q_norm, l->steps, position);
+            query.exponent += narrowed(query.values, H, 14) - 14;
+            attended(query, l, j / (N / K), first, position, mixed + j * H);
+        }
+        product(row_of(mixed, N * H, -16), l->o, NULL, row);
+        for (int i = 0; i < D; i++) stream[i] = added(stream[i], row[i]);
+        a = normed(stream, D, l->mlp_norm, row);
+        product(a, l->gate, NULL, gate), product(a, l->up, NULL, up);
+        product(gated(), l->down, NULL, row);
+        for (int i = 0; i < D; i++) stream[i] = added(stream[i], row[i]);
+    }
+    product(normed(stream, D, final_norm, row), head, NULL, logits);
+}
+
+/* --- Log-probabilities and choices --------------------------------------------------------------------------------------- */
+
+static i64 log_2(i64 u) {
+    int bits = bit_length(u);
+    i64 z = raised(u, 32 - bits) & 0x7FFFFFFF, place = z >> 23, rest = z & 0x7FFFFF, a = rest >> 11;
+    i64 chord = LOGS[place] + rounded_shift((LOGS[place + 1] - LOGS[place]) * (rest >> 8), 15);
+    i64 bend = BEND / ((256 + place) * (256 + place)) * (a * (4096 - a) >> 10);
+    return raised(bits - 1, 26) + chord + rounded_shift(bend, 14);
+}
+
+static i64 natural(i64 log) { return rounded_shift(rounded_shift(log, 8) * LN_2, 17); }
+
+static i64 weight_of(i64 fall) {
+    int n;
+    i64 a = power(scaled(between(0, fall, 1 << 26), LOG2_E, 14), &n);
+    return rounded_shift(raised(a, 13), n);
+}
+
+static i64 largest_of(const i64 *a) {
+    i64 found = a[0];
+    for (int i = 1; i < V; i++) found = larger(found, a[i]);
+    return found;
+}
+
+static i32 logprob(i32 token) {
+    i64 largest = largest_of(logits), total = 0;
+    if (largest >= LIMIT) return LEFT_RANGE;
+    for (int i = 0; i < V; i++) total += weight_of(largest - logits[i]);
+    int fall = (int) larger(bit_length(total) - 32, 0);
+    i64 log = natural(log_2(total >> fall) + raised(fall - 28, 26));
+    return (i32) larger(logits[token] - largest - log, SMALLEST_LOGPROB);
+}
+
+static void threefry(const u32 key[2], u32 a, u32 b, u32 out[2]) {
+    static const int rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+    const u32 keys[3] = {key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA};
+    a += keys[0], b += keys[1];
+    for (int group = 1; group < 6; group++) {
+        for (int i = 0; i < 4; i++) {
+            int r = rotations[(group - 1) % 2][i];
+            a += b;
+            b = a ^ (b << r | b >> (32 - r));
+        }
+        a += keys[group % 3], b += keys[(group + 1) % 3] + group;
+    }
+    out[0] = a, out[1] = b;
+}
+
+static i64 gumbel(const u32 key[2], u32 token) {
+    u32 bits[2];
+    threefry(key, 0, token, bits);
+    i64 waiting = larger(raised(32, 26) - log_2((bits[0] ^ bits[1]) | 1), 1);
+    return GUMBEL_SHIFT - natural(log_2(waiting) - raised(26, 26));
+}
+
+/* A float32 without its sign is `m * 2**(e - 24)`, where `m` has 24 bits or is 0. */
+static i64 float_parts(u32 bits, int *e) {
+    i64 m = bits & 0x7FFFFF;
+    *e = (int) (bits >> 23 & 0xFF) - 126;
+    if (*e > -126) return m | 1 << 23;
+    for (*e = -125; m && m < 1 << 23; m *= 2) --*e;
+    return m;
+}
+
+static i64 number(u32 bits, int *e) {
+    i64 m = rounded_shift(float_parts(bits, e), 8);
+    *e -= 16;
+    return m;
+}
+
+static i64 fixed(u32 bits) {
+    int e;
+    i64 m = float_parts(bits, &e);
+    return scaled(bits >> 31 ? -m : m, 1, 24 - 16 - e);
+}
+
+static i64 penalised(i64 logit, i32 seen, i32 count, const Wishes *asked) {
+    int e, of_frequency;
+    i64 m = number(asked->repetition, &e), frequency = number(asked->frequency, &of_frequency);
+    if (seen) logit = logit > 0 ? scaled(logit, (1 << 30) / m, 30 + e) : scaled(logit, m, -e);
+    i64 of_count = scaled(count, frequency, -(of_frequency + 16));
+    logit = added(logit, asked->frequency >> 31 ? of_count : -of_count);
+    return count ? added(logit, -fixed(asked->presence)) : logit;
+}
+
+static int descending(const void *a, const void *b) {
+    i64 first = *(const i64 *) a, second = *(const i64 *) b;
+    return (first < second) - (first > second);
+}
+
+/* A bound: the filters keep the tokens whose `below` reaches it. */
+static i64 kept_from(const Wishes *asked) {
+    int e;
+    i64 least = -LIMIT, total = 0, so_far = 0, likelier = 0, share = fixed(asked->top_p), m = number(asked->min_p, &e);
+    if (m) least = larger(least, -larger(0, -natural(log_2(m << 15) + raised(e - 15, 26))));
+    for (int i = 0; i < V; i++) ordered[i] = below[i];
+    qsort(ordered, V, sizeof *ordered, descending);
+    if (0 < asked->top_k && asked->top_k < (u32) V) least = larger(least, ordered[asked->top_k - 1]);
+    if (asked->top_p >= ONE) return least;
+    for (int i = 0; i < V && ordered[i] >= least; i++) total += weight_of(-ordered[i]);
+    for (int i = 0; i < V && ordered[i] >= least; i++) {
+        if (i && ordered[i] < ordered[i - 1]) likelier = so_far; /* equals are kept together */
+        if (ordered[i] < 0 && likelier << 16 >= total * share) return ordered[i] + 1;
+        so_far += weight_of(-ordered[i]);
+    }
+    return least;
+}
+
+/* The token that a request chooses. `below` are its logits after penalties, and then how far they lie below the largest. */
+static i32 chosen(u32 position, const Wishes *asked) {
+    const u32 of_seed[2] = {0, asked->seed};
+    u32 key[2];
+    int e, random = asked->temperature > 0;
+    i64 m = number(random ? asked->temperature : ONE, &e), largest = largest_of(below), best = INT64_MIN;
+    if (largest >= LIMIT) return LEFT_RANGE;
+    for (int i = 0; i < V; i++) below[i] = scaled(larger(below[i] - largest, -LIMIT), (1 << 30) / m, 30 + e);
+    i64 least = random ? kept_from(asked) : -LIMIT;
+    i32 found = 0;
+    threefry(of_seed, 0, position, key);
+    for (i32 i = 0; i < V; i++) {
+        i64 by = below[i] < least ? INT64_MIN : random ? below[i] + gumbel(key, i) : below[i];
+        if (by > best) best = by, found = i;
+    }
+    return found;
+}
+
+/* --- Texts --------------------------------------------------------------------------------------------------------------- */
+
+static void put(i64 number, FILE *out) {
+    for (int i = 0; i < 4; i++) putc((int) ((u32) number >> 8 * i & 255), out);
+}
+
+static void audit_text(int longest, FILE *results, FILE *all_logits) {
+    Wishes asked;
+    asked.temperature = number_in(0, INFINITE - 1), asked.top_k = number_in(0, INT32_MAX);
+    asked.top_p = number_in(0, ONE), asked.min_p = number_in(0, ONE), asked.seed = word();
+    asked.repetition = number_in(1, INFINITE - 1), asked.frequency = word(), asked.presence = word();
+    int prompt = number_in(0, INT32_MAX), length = number_in(1, longest); /* tokens of the prompt, and all */
+    i32 *seen = room(V, sizeof *seen), *count = room(V, sizeof *count), token = number_in(0, V - 1);
+    for (int t = 1; t < length; t++) {
+        read_token(token, t - 1);
+        seen[token] = 1, count[token] += t > prompt;
+        for (int i = 0; i < V; i++) below[i] = penalised(logits[i], seen[i], count[i], &asked);
+        token = number_in(0, V - 1);
+        put(logprob(token), results);
+        put(chosen(t, &asked), results);
+        for (int i = 0; all_logits && i < V; i++) put(logits[i], all_logits);
+    }
+    free(seen), free(count);
+}
+
+static Cached cache(size_t n) {
+    Cached found = {room(n, H), room(n, sizeof(i32)), room(n, sizeof(i32))};
+    return found;
+}
+
+int main(int argc, char **argv) {
+    i64 **rows[] = {&stream, &row, &q, &k, &v, &mixed, &gate, &up, &sum, &score, &logits, &below, &ordered};
+    if (argc < 4) fail("usage: audit MODEL REQUESTS RESULTS [LOGITS]");
+    file = opened(argv[1], "rb");
+    read_model();
+    fclose(file);
+    file = opened(argv[2], "rb");
+    FILE *results = opened(argv[3], "wb"), *all_logits = argc > 4 ? opened(argv[4], "wb") : NULL;
+    int texts = number_in(0, INT32_MAX), longest = number_in(1, MAX_POSITIONS);
+    i64 most = larger(larger(larger(D, F), larger(N * H, V)), longest);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) *rows[i] = room(most, sizeof(i64));
+    for (Layer *l = layers; l < layers + L; l++) {
+        l->keys = cache((size_t) longest * K);
+        l->values = cache((size_t) longest * K);
+    }
+    while (texts--) audit_text(longest, results, all_logits);
+    if (fclose(results) || (all_logits && fclose(all_logits))) fail("a result cannot be written");
+    return 0;
+}

@@ -1,0 +1,153 @@
+"""Runs audit.c, the arithmetic "integer/1" in C: writes its model and its requests, compiles it, and reads what it found.
+
+    program = compile_audit(folder)
+    write_model(folder / "model", *spec_model(model.cfg, model.params))
+    for found in audited([program], folder / "model", [AuditedText([5, 17, 9], temperature=0.8, seed=7)]):
+        print(found.logprobs, found.chosen)
+
+Nothing here works out a number of a model, and nothing is of jax.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from detspec.errors import InputError
+from detspec.integer.spec import INVERSE_ROOTS, LOGS, SINES, IntMatrix, Scale, Sizes
+from detspec.native.processor import find_compiler
+
+MAGIC = 0x31544E49  # "INT1"
+LEFT_RANGE = -(2**31)  # a log-probability or choice where numbers have left their range
+OPTIONS = ("-std=c99", "-O2")
+NO_COMPILER = "audit.c needs a C compiler, and none was found: install gcc or clang, or name one in the environment variable CC"
+
+
+class AuditedText(NamedTuple):
+    """Tokens and how those after the prompt were chosen; fields as of `detspec.SamplingParams`."""
+
+    tokens: Sequence[int]
+    prompt_len: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+
+class AuditFound(NamedTuple):
+    """Findings about the `T - 1` tokens of a text after its first."""
+
+    logprobs: np.ndarray  # [T - 1] int32, 16 fraction bits, or LEFT_RANGE
+    chosen: np.ndarray  # [T - 1] int32, the token that the text's parameters choose there, or LEFT_RANGE
+    logits: np.ndarray | None  # [T - 1, V] int32, if they were asked for
+
+
+def compile_audit(folder: Path, command: Sequence[str] | None = None, options: Sequence[str] = OPTIONS) -> Path:
+    """The program made of audit.c, in `folder`, by the compiler `command`, or else by the system's.
+
+    Raises `InputError` if there is no compiler or it fails.
+    """
+    if command is None:
+        compiler = find_compiler()
+        if compiler is None:
+            raise InputError(NO_COMPILER)
+        command = [compiler]
+    program = folder / "audit"
+    with as_file(files("detspec.integer").joinpath("audit.c")) as source:
+        _run([*command, *options, "-o", program, source])
+    return program
+
+
+def audited(command: Sequence[Any], model: Path, texts: Sequence[AuditedText], *, logits: bool = False) -> list[AuditFound]:
+    """Runs the program `command` on `texts` of the model in the file `model`; `logits` asks for all logits, too.
+
+    Raises `InputError` if the program fails.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (folder / "requests").open("wb") as file:
+            write_requests(file, texts)
+        _run([*command, model, *(folder / part for part in ("requests", "results", *(["logits"] if logits else [])))])
+        results = np.fromfile(folder / "results", "<i4").reshape(-1, 2)
+        of_logits = np.fromfile(folder / "logits", "<i4").reshape(len(results), -1) if logits else None
+    ends = np.cumsum([len(text.tokens) - 1 for text in texts])
+    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    return [AuditFound(results[at, 0], results[at, 1], None if of_logits is None else of_logits[at]) for at in parts]
+
+
+def _run(command: Sequence[Any]) -> None:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"{command[0]} failed with exit code {done.returncode} and says\n{done.stderr}")
+
+
+def write_requests(file: BinaryIO, texts: Sequence[AuditedText]) -> None:
+    """Writes `texts`; numbers that requests give as float32 are written as their bits."""
+    _words(file, len(texts), max((len(text.tokens) for text in texts), default=1))
+    for text in texts:
+        _words(file, _bits(text.temperature), text.top_k, _bits(text.top_p), _bits(text.min_p), text.seed % 2**32)
+        _words(file, *map(_bits, (text.repetition_penalty, text.frequency_penalty, text.presence_penalty)))
+        _words(file, text.prompt_len, len(text.tokens), *text.tokens)
+
+
+def write_model(path: Path, weights: Mapping[str, Any], sizes: Sizes) -> None:
+    """Writes a model as `detspec.integer.spec.Text` takes it."""
+    layers = weights["layers"]
+    vocabulary, width = weights["embed"].shape
+    of_head = len(layers[0]["q"].values) // sizes.num_heads
+    inner = {len(layer["gate"].values) for layer in layers}
+    if len(inner) > 1:
+        raise InputError(f"audit.c takes models whose MLPs have one width, got {sorted(inner)}")
+    with path.open("wb") as file:
+        _words(file, MAGIC, len(layers), width, *inner, sizes.num_heads, sizes.num_kv_heads, of_head, vocabulary)
+        _words(file, sizes.score_mantissa, sizes.score_exponent, sizes.epsilon)
+        for table in (SINES, LOGS, INVERSE_ROOTS, weights["embed"]):
+            _array(file, table)
+        for layer, window, steps in zip(layers, sizes.windows, sizes.steps, strict=True):
+            _words(file, window or 0, *(half for step in steps for half in (step >> 16, step & 0xFFFF)))
+            _scale(file, layer["attn_norm"])
+            for name in ("q", "k"):
+                _matrix(file, layer[name])
+                _array(file, layer.get(f"{name}_bias"))
+                _scale(file, layer.get(f"{name}_norm"))
+            _matrix(file, layer["v"])
+            _array(file, layer.get("v_bias"))
+            _matrix(file, layer["o"])
+            _scale(file, layer["mlp_norm"])
+            for name in ("gate", "up", "down"):
+                _matrix(file, layer[name])
+        _scale(file, weights["final_norm"])
+        _matrix(file, weights["head"])
+
+
+def _words(file: BinaryIO, *numbers: int) -> None:
+    file.write(b"".join((int(number) % 2**32).to_bytes(4, "little") for number in numbers))
+
+
+def _array(file: BinaryIO, numbers: Any) -> None:
+    """Writes an array after its length; length 0 where there is none."""
+    flat = np.zeros(0) if numbers is None else np.asarray(numbers).reshape(-1)
+    _words(file, flat.size)
+    file.write(flat.astype("<i4").tobytes())
+
+
+def _matrix(file: BinaryIO, matrix: IntMatrix) -> None:
+    file.write(np.asarray(matrix.values, np.int8).tobytes())
+    _array(file, matrix.mantissa)
+    _array(file, matrix.exponent)
+
+
+def _scale(file: BinaryIO, scale: Scale | None) -> None:
+    _array(file, scale and np.append(scale.values, scale.exponent))
+
+
+def _bits(x: float) -> int:
+    return int(np.float32(x).view(np.uint32))

@@ -1,0 +1,238 @@
+"""audit.c gives the bits of spec.py: logits, log-probabilities and choices, for made-up models and for the shipped one."""
+
+import functools
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import detspec as ds
+from detspec.model.to_integer import spec_model
+from detspec.errors import InputError
+from detspec.integer import audit, spec
+from detspec.integer.audit import LEFT_RANGE, OPTIONS, AuditedText, audited, compile_audit, write_model
+from detspec.integer.spec import LIMIT, IntMatrix, Scale, Sizes, Text, Wishes
+from detspec.native.processor import find_compiler
+
+D, H, F, V, L = 40, 12, 56, 96, 3
+SHAPES: dict[str, dict[str, Any]] = {
+    "heads of their own": {},
+    "grouped heads": {"heads": (6, 2)},
+    "biases": {"heads": (2, 1), "bias": True},
+    "norms of queries and keys": {"heads": (4, 2), "qk_norm": True},
+    "sliding windows": {"windows": (4, None, 1)},
+    "all, and equal logits": {"heads": (4, 2), "bias": True, "qk_norm": True, "windows": (None, 6, 3), "twins": True},
+    "numbers that leave their range": {"windows": (3, 2, 2), "huge": 7},
+}
+ASKED: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.8, "seed": 7},
+    {"temperature": 1.3, "top_k": 5, "seed": -1},
+    {"temperature": 1.0, "top_p": 0.7, "seed": 2**40 + 3},
+    {"temperature": 2.5, "min_p": 0.05, "seed": 11},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 12},
+    {"temperature": 1e-30, "top_p": 1e-6, "seed": 13},
+    {"temperature": 1e6, "top_k": 95, "top_p": 0.9999999, "seed": 14},
+    {"repetition_penalty": 1.2, "frequency_penalty": -1.5, "presence_penalty": -0.9},
+    {"temperature": 0.9, "repetition_penalty": 0.7, "frequency_penalty": 1.1, "presence_penalty": 1.5, "seed": 15},
+)
+# Each is found by logits, log-probabilities or choices of `SHAPES`.
+FAULTS = (
+    ("LOG2_E = 23637", "LOG2_E = 23638"),
+    ("LN_2 = 22713", "LN_2 = 22714"),
+    ("BEND = 48408812", "BEND = 0"),
+    ("1743, 224", "1743, 225"),
+    ("LIMIT = (1 << 30) - 1", "LIMIT = (1 << 30) - 2"),
+    ("a + raised(1, r - 1)", "a + raised(1, r - 1) - 1"),  # halves are rounded down
+    ("16513", "16512"),
+    ("window <= position", "window < position"),
+    ("{13, 15,", "{13, 14,"),
+    ("likelier = so_far", "likelier += 0"),
+    ("by > best", "by >= best"),  # the last of equals
+    ("t > prompt", "t >= prompt"),
+)
+STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+SANITIZED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
+
+
+class Case(NamedTuple):
+    model: tuple[dict[str, Any], Sizes]
+    texts: list[AuditedText]
+    expected: list[tuple[str, list[int], list[int]]]  # SHA-256 of the logits, log-probabilities, choices
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_audit(tmp_path_factory.mktemp("audit"))
+
+
+@functools.cache
+def case_of(shape: str) -> Case:
+    return case_with(made_up(**SHAPES[shape]), texts_of(V, 15, ASKED))
+
+
+def case_with(model: tuple[dict[str, Any], Sizes], texts: list[AuditedText]) -> Case:
+    return Case(model, texts, [by_spec(*model, text) for text in texts])
+
+
+def made_up(
+    heads=(4, 4), bias=False, qk_norm=False, windows=(None,) * L, twins=False, huge=None
+) -> tuple[dict[str, Any], Sizes]:
+    """A model of random numbers whose head is not its embeddings.
+
+    With `twins`, tokens `i` and `i + V / 2` have equal logits. The token `huge` adds numbers near the limit to the stream.
+    """
+    rng = np.random.default_rng(1)
+    N, K = heads
+
+    def matrix(m: int, n: int) -> IntMatrix:
+        values = np.clip(np.rint(rng.standard_t(3, (m, n)) * 40), -127, 127).astype(np.int8)
+        return IntMatrix(values, rng.integers(2**14, 2**15 + 1, m), rng.integers(-24, -21, m))
+
+    def scale(n: int) -> Scale:
+        return Scale(rng.integers(-(2**14), 2**14 + 1, n), np.int64(-11))
+
+    def layer() -> dict[str, Any]:
+        found: dict[str, Any] = {"attn_norm": scale(D), "mlp_norm": scale(D), "o": matrix(D, N * H)}
+        found |= {"gate": matrix(F, D), "up": matrix(F, D), "down": matrix(D, F)}
+        for name, number in (("q", N), ("k", K), ("v", K)):
+            found[name] = matrix(number * H, D)
+            if bias:
+                found[f"{name}_bias"] = rng.integers(-(2**17), 2**17, number * H)
+        return found | ({"q_norm": scale(H), "k_norm": scale(H)} if qk_norm else {})
+
+    weights = {"layers": [layer() for _ in range(L)], "final_norm": scale(D), "head": matrix(V, D)}
+    weights["embed"] = rng.integers(-(2**17), 2**17, (V, D))
+    if twins:
+        weights["head"] = IntMatrix(*(np.concatenate([part[: V // 2]] * 2) for part in weights["head"]))
+    if huge is not None:
+        weights["embed"][huge] = rng.choice([-1, 1], D) * (LIMIT - 1)
+    steps = tuple(tuple(map(int, rng.integers(0, 2**46, H // 2))) for _ in range(L))
+    return weights, Sizes(N, K, 27_000, -16, 42_950, steps, windows)
+
+
+def texts_of(vocab_size: int, length: int, asked: Sequence[dict[str, Any]]) -> list[AuditedText]:
+    """Texts of few different tokens, so that penalties count to more than 1; token 7 stands at position 5."""
+    rng = np.random.default_rng(length)
+    found = []
+    for one in asked:
+        tokens = rng.choice(np.setdiff1d(rng.integers(0, vocab_size, 9), [7]), length)
+        tokens[5] = 7
+        found.append(AuditedText(tokens.tolist(), prompt_len=4, **one))
+    return found
+
+
+def by_spec(weights: dict[str, Any], sizes: Sizes, text: AuditedText) -> tuple[str, list[int], list[int]]:
+    """SHA-256 of the logits, log-probabilities and choices by spec.py, in one pass over the text."""
+    tokens = np.asarray(text.tokens)
+    logits = Text(weights, sizes).read(text.tokens[:-1])
+    lost = logits.max(-1) >= LIMIT
+    logprobs = np.where(lost, LEFT_RANGE, spec.logprobs(logits, tokens[1:]))
+    position = np.flatnonzero(~lost) + 1
+
+    def each(x: float, dtype: Any = np.float32) -> np.ndarray:
+        return np.full(len(position), x, dtype)
+
+    place = np.arange(len(tokens))[None, :]
+    is_token = tokens[None, :, None] == np.arange(logits.shape[1])
+    before = place < position[:, None]
+    seen = (is_token & before[..., None]).any(1)
+    count = (is_token & (before & (place >= text.prompt_len))[..., None]).sum(1)
+    penalties = map(each, (text.repetition_penalty, text.frequency_penalty, text.presence_penalty))
+    penalised = spec.penalised(logits[position - 1], seen, count, *penalties)
+    asked = Wishes(each(text.temperature), each(text.top_k, int), each(text.top_p), each(text.min_p), each(text.seed, int))
+    chosen = np.full(len(lost), LEFT_RANGE)
+    chosen[position - 1] = spec.chosen(penalised, position, asked)
+    return sha256(logits), logprobs.tolist(), chosen.tolist()
+
+
+def sha256(logits: np.ndarray) -> str:
+    return hashlib.sha256(logits.astype("<i4").tobytes()).hexdigest()
+
+
+def by_c(program: Path, folder: Path, model: tuple[dict[str, Any], Sizes], texts: list[AuditedText]) -> list[Any]:
+    """As `by_spec` for each of `texts`, by the program."""
+    write_model(folder / "model", *model)
+    found = audited([program], folder / "model", texts, logits=True)
+    return [(sha256(one.logits), one.logprobs.tolist(), one.chosen.tolist()) for one in found]
+
+
+def changed(folder: Path, old: str, new: str) -> Path:
+    """The program with a change of its source."""
+    source = Path(audit.__file__).with_name("audit.c").read_text(encoding="utf-8")
+    assert source.count(old) == 1
+    (folder / "changed.c").write_text(source.replace(old, new), encoding="utf-8")
+    subprocess.run([find_compiler(), "-std=c99", "-o", folder / "changed", folder / "changed.c"], check=True)
+    return folder / "changed"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_made_up_models_have_the_bits_of_the_definition(shape, program, tmp_path):
+    model, texts, expected = case_of(shape)
+    assert by_c(program, tmp_path, model, texts) == expected
+
+
+def test_a_text_leaves_its_range_and_comes_back_where_no_window_reaches():
+    for _, logprobs, chosen in case_of("numbers that leave their range").expected:
+        lost = [x == LEFT_RANGE for x in logprobs]
+        assert lost == [x == LEFT_RANGE for x in chosen]
+        # Token 7 stands at position 5. Windows of 3, 2 and 2 positions reach 4 positions back, of which the last two layers
+        # hold what has left its range.
+        assert lost == [5 <= place <= 7 for place in range(len(lost))]
+
+
+def test_shipped_model_has_the_bits_of_the_definition(program, tmp_path):
+    model = ds.load(weights="integer")
+    texts = texts_of(model.cfg.vocab_size, 7, ASKED[5:6] + ASKED[8:])
+    case = case_with(spec_model(model.cfg, model.params), texts)
+    assert by_c(program, tmp_path, case.model, texts) == case.expected
+
+
+def test_control_a_weight_that_differs_is_found(program, tmp_path):
+    (weights, sizes), texts, expected = case_of("grouped heads")
+    values = weights["layers"][1]["down"].values.copy()
+    values[3, 5] ^= 1
+    layers = [dict(layer) for layer in weights["layers"]]
+    layers[1]["down"] = layers[1]["down"]._replace(values=values)
+    found = by_c(program, tmp_path, ({**weights, "layers": layers}, sizes), texts)
+    assert all(one[0] != other[0] for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("old", "new"), FAULTS)
+def test_control_a_program_that_differs_is_found(old, new, tmp_path):
+    faulty = changed(tmp_path, old, new)
+    cases = [case_of(shape) for shape in list(SHAPES)[-2:]]
+    assert [by_c(faulty, tmp_path, case.model, case.texts) == case.expected for case in cases] != [True, True]
+
+
+def test_strict_compiler_has_no_remarks_and_no_behaviour_is_undefined(tmp_path):
+    (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
+    trial = [find_compiler(), *SANITIZED, "-o", tmp_path / "empty", tmp_path / "empty.c"]
+    sanitized = SANITIZED if subprocess.run(trial, capture_output=True, check=False).returncode == 0 else ()
+    program = compile_audit(tmp_path, options=(*OPTIONS, *STRICT, *sanitized))
+    for shape in list(SHAPES)[-2:]:
+        model, texts, expected = case_of(shape)
+        assert by_c(program, tmp_path, model, texts) == expected
+
+
+def test_missing_compiler_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(InputError, match=r"audit\.c needs a C compiler, and none was found"):
+        compile_audit(tmp_path)
+
+
+def test_broken_files_are_refused(program, tmp_path):
+    model, texts, _ = case_of("grouped heads")
+    write_model(tmp_path / "model", *model)
+    with pytest.raises(InputError, match="a number in a file is out of its bounds"):
+        audited([program], tmp_path / "model", [AuditedText([1, V, 2])])
+    whole = (tmp_path / "model").read_bytes()
+    for broken, says in ((whole[:-1], "a file ends too early"), (b"\0" + whole[1:], "this is no model of integer/1")):
+        (tmp_path / "broken").write_bytes(broken)
+        with pytest.raises(InputError, match=says):
+            audited([program], tmp_path / "broken", texts)
