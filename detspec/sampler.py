@@ -19,6 +19,7 @@ from detspec.filters import first_kept, is_filtered, narrowed
 from detspec.integer.spec import LIMIT
 from detspec.ops import integer_choices
 from detspec.ops.gumbel import gumbel
+from detspec.ops.integer_functions import integer_functions
 from detspec.ops.row_sum import SumFn, first_largest, fixed_sum, sum_fn
 from detspec.riders.rider import Capacity, Entry, Rider, Rows, TextsFn
 from detspec.riders.riding import ProcessFn, Riders
@@ -46,11 +47,11 @@ class Numbers(NamedTuple):
     lowest: float | int  # the logit of a token that must not be chosen
 
 
-def numbers_of(logits: jax.Array, sum_row: SumFn = fixed_sum) -> Numbers:
-    """The functions for logits of this dtype; `sum_row` adds up the probabilities of floats."""
+def numbers_of(logits: jax.Array, numerics: Numerics | None = None) -> Numbers:
+    """The functions for logits of this dtype; `numerics` orders the sums of floats, and names who makes noise of integers."""
     if logits.dtype == jnp.int32:
-        return INTEGERS
-    return FLOATS._replace(logprobs_at=partial(logprobs_at, sum_row=sum_row))
+        return INTEGERS if numerics is None else INTEGERS._replace(noise=integer_functions(numerics).gumbel)
+    return FLOATS if numerics is None else FLOATS._replace(logprobs_at=partial(logprobs_at, sum_row=sum_fn(numerics)))
 
 
 def sample(
@@ -70,7 +71,7 @@ def sample(
         Tokens `[R]` int32 and their log-probabilities `[R]` float32, of the distribution that the row's `logprobs_mode` names.
         A row with a nan or +inf logit gets nan in all cases.
     """
-    numbers = numbers_of(logits_f32, sum_fn(numerics))
+    numbers = numbers_of(logits_f32, numerics)
     with jax.named_scope("sample"):
         random = rows.temperature > 0
 

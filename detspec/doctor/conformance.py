@@ -88,7 +88,7 @@ def device_functions(**others: Callable[..., Any]) -> Any:
     # These take a size or steps that a program knows.
     sized: dict[str, Callable[..., Any]] = {
         "attended": partial(_attended, functions),
-        "gumbel": integer_choices.gumbel,
+        "gumbel": functions.gumbel,
         "normed": functions.normed,
         "turned_by": integer.turned_by,
         **others,

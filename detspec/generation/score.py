@@ -19,7 +19,6 @@ from detspec.mesh import check_one_chip
 from detspec.model.params import Params
 from detspec.model.transformer import forward, logits_fn
 from detspec.ops.collectives import share_rows
-from detspec.ops.row_sum import sum_fn
 from detspec.passes import Spans, run_passes, spans
 from detspec.plain import plain_ids
 from detspec.riders.rider import TextsFn
@@ -145,7 +144,7 @@ def read(
         rows = riders.rows(of_row, position - prompt_len[of_row], walked)
         process_fn = riders.process_fn(rows, position, texts_fn)
         reported = reported_logits(logits_f32, position, rows["sampling"], process_fn)
-        numbers = numbers_of(reported, sum_fn(schedule.numerics))
+        numbers = numbers_of(reported, schedule.numerics)
         logprobs = numbers.logprobs_at(reported, tokens)
         top_ids = likeliest(reported, asked.top_k)
         top_logprobs = jnp.zeros((of_row.shape[0], 0), jnp.float32)

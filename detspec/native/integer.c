@@ -25,12 +25,6 @@ INLINE int64_t scaled_by(int64_t x, int64_t m, int64_t r) {
 
 INLINE int bit_length(uint64_t x) { return x ? 64 - __builtin_clzll(x) : 0; }
 
-INLINE int64_t added(int64_t x, int64_t y) {
-  if (x >= LIMIT || x <= -LIMIT) return x;
-  if (y >= LIMIT || y <= -LIMIT) return y;
-  return clip(x + y, LIMIT);
-}
-
 static int32_t largest_of(const int32_t *x, int64_t n) {
   int32_t largest = 0;
   for (int64_t i = 0; i < n; i++) largest = MAX(largest, x[i] < 0 ? -x[i] : x[i]);
@@ -64,6 +58,7 @@ INLINE int32_t power_of(int32_t d, int *n) {
 
 typedef struct {
   const int16_t *x; /* [rows, stride], zeros after `in` */
+  const char *tiles; /* the same as matrix tiles, see "by matrix tiles"; NULL if they are not used */
   const int32_t *mantissa, *exponent;
   int64_t rows, in, stride;
   XLA_FFI_Buffer **weights, **results; /* int8 [out, in], mantissa [out], exponent [out] of each */
@@ -149,6 +144,107 @@ INLINE void integer_tile(int rows, int outs, const int16_t *x, int64_t stride, c
   }
 }
 
+/* y [outs] = the sums of row `r`, shifted by 8 already, times its scale and those of the outputs. */
+static void finish(const Integers *p, const int32_t *total, int64_t r, const int32_t *mantissa, const int32_t *exponent, int32_t *y,
+                   int64_t outs) {
+  const int32_t m = p->mantissa[r], e = p->exponent[r] + 15 + 8 + FRACTION;
+  if (is_lost(p->exponent[r])) {
+    for (int64_t i = 0; i < outs; i++) y[i] = LIMIT;
+    return;
+  }
+  for (int64_t i = 0; i < outs; i++) {
+    const int32_t of_both = (m * mantissa[i] + (1 << 14)) >> 15, shift = MIN(MAX(-(e + exponent[i]), -15), 47);
+    const int64_t product = (int64_t)total[i] * of_both, up = MAX(-shift, 0), down = MAX(shift, 0);
+    const int64_t found = ((product << up) + (((int64_t)1 << down) >> 1)) >> down;
+    y[i] = (int32_t)MIN(MAX(found, -LIMIT), LIMIT);
+  }
+}
+
+#if defined(AMX)
+/* By matrix tiles: 15 bits are two numbers of 8, `x == 256 * high + low`, and the sum of their products is that of two sums. A tile
+   of x has 16 groups of 4 bytes of 16 rows, and tiles of high and low follow each other:
+
+       [rows / 16, steps of 64 inputs, high and low, 16 groups, 16 rows, 4 bytes] */
+static char *arranged(const int16_t *x, int64_t rows, int64_t in, int64_t stride) {
+  const int64_t steps = (in + STEP_BYTES - 1) / STEP_BYTES, row_tiles = (rows + SIDE - 1) / SIDE;
+  char *tiles = aligned_alloc(STEP_BYTES, (size_t)(row_tiles * steps * 2 * TILE_BYTES));
+  if (!tiles) return NULL;
+  memset(tiles, 0, (size_t)(row_tiles * steps * 2 * TILE_BYTES));
+  for (int64_t r = 0; r < rows; r++) {
+    char *to = tiles + r / SIDE * steps * 2 * TILE_BYTES + r % SIDE * 4;
+    for (int64_t i = 0; i < in; i += 4) { /* x has zeros behind the last input, up to a multiple of 32 */
+      char *of_group = to + i / STEP_BYTES * 2 * TILE_BYTES + i % STEP_BYTES * (STEP_BYTES / 4);
+      for (int n = 0; n < 4; n++) {
+        const int value = x[r * stride + i + n], high = (value + 128) >> 8;
+        of_group[n] = (char)high;
+        of_group[TILE_BYTES + n] = (char)(value - 256 * high);
+      }
+    }
+  }
+  return tiles;
+}
+
+INLINE const void *tile_of_weights(const int8_t *w, int64_t in, int64_t out, int64_t o, int64_t step, char *copy, int64_t *stride) {
+  const int64_t there = MIN(in - step * STEP_BYTES, STEP_BYTES), outs = MIN(out - o, SIDE);
+  const int8_t *from = w + o * in + step * STEP_BYTES;
+  *stride = in;
+  if (there == STEP_BYTES && outs == SIDE) return from;
+  memset(copy, 0, TILE_BYTES);
+  for (int64_t i = 0; i < outs; i++) memcpy(copy + i * STEP_BYTES, from + i * in, (size_t)there);
+  *stride = STEP_BYTES;
+  return copy;
+}
+
+static void integer_tiles(const Integers *p, const int8_t *w, const int32_t *mantissa, const int32_t *exponent, int32_t *y,
+                          int64_t first, int64_t end, int64_t out) {
+  const int64_t steps = (p->in + STEP_BYTES - 1) / STEP_BYTES;
+  Shapes before;
+  begin_tiles(&before);
+  for (int64_t o = first; o < end; o += 2 * SIDE)
+    for (int64_t r = 0; r < p->rows; r += SIDE) {
+      char copies[2][TILE_BYTES] __attribute__((aligned(STEP_BYTES)));
+      int32_t sums[4][SIDE * SIDE] __attribute__((aligned(STEP_BYTES)));
+      const char *x = p->tiles + r / SIDE * steps * 2 * TILE_BYTES;
+      const int two = o + SIDE < end;
+      int64_t stride;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t step = 0; step < steps; step++, x += 2 * TILE_BYTES) {
+        const void *of_first = tile_of_weights(w, p->in, out, o, step, copies[0], &stride);
+        _tile_loadd(4, of_first, stride);
+        _tile_loadd(6, x, STEP_BYTES);
+        _tile_loadd(7, x + TILE_BYTES, STEP_BYTES);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        if (!two) continue;
+        const void *of_second = tile_of_weights(w, p->in, out, o + SIDE, step, copies[1], &stride);
+        _tile_loadd(5, of_second, stride);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+      }
+      _tile_stored(0, sums[0], STEP_BYTES);
+      _tile_stored(1, sums[1], STEP_BYTES);
+      _tile_stored(2, sums[2], STEP_BYTES);
+      _tile_stored(3, sums[3], STEP_BYTES);
+      const int64_t outs = MIN(end - o, 2 * SIDE), rows = MIN(p->rows - r, SIDE);
+      for (int tile = 0; tile < 1 + two; tile++) {
+        __m512i total[SIDE];
+        for (int i = 0; i < SIDE; i++) {
+          const __m512i high = _mm512_load_si512(sums[2 * tile] + i * SIDE), low = _mm512_load_si512(sums[2 * tile + 1] + i * SIDE);
+          total[i] = _mm512_add_epi32(high, _mm512_srai_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(128)), 8));
+        }
+        transpose(total);
+        const int64_t at = o + tile * SIDE, num = MIN(outs - tile * SIDE, SIDE);
+        for (int64_t j = 0; j < rows; j++)
+          finish(p, (const int32_t *)(total + j), r + j, mantissa + at, exponent + at, y + (r + j) * out + at, num);
+      }
+    }
+  end_tiles(&before);
+}
+#endif
+
 static void run_integer_product(const void *task, int64_t item) {
   const Integers *p = task;
   int64_t which = 0, first = item * p->outs_of_item;
@@ -161,6 +257,12 @@ static void run_integer_product(const void *task, int64_t item) {
   const int8_t *w = weight->data;
   const int32_t *mantissa = p->weights[3 * which + 1]->data, *exponent = p->weights[3 * which + 2]->data;
   int32_t *y = p->results[which]->data;
+#if defined(AMX)
+  if (p->tiles) {
+    integer_tiles(p, w, mantissa, exponent, y, first, end, out);
+    return;
+  }
+#endif
   for (int64_t o = first; o < end; o += 4)
     for (int64_t r = 0; r < p->rows; r += 4) {
       const int outs = (int)MIN(4, end - o), rows = (int)MIN(4, p->rows - r);
@@ -173,12 +275,11 @@ static void run_integer_product(const void *task, int64_t item) {
       else
         for (int j = 0; j < rows; j++)
           for (int i = 0; i < outs; i++) integer_tile(1, 1, x + j * p->stride, p->stride, w + (o + i) * p->in, p->in, sums + j * outs + i);
-      for (int j = 0; j < rows; j++)
-        for (int i = 0; i < outs; i++) {
-          const int64_t m = rounded_shift((int64_t)p->mantissa[r + j] * mantissa[o + i], 15), e = p->exponent[r + j];
-          const int64_t found = scaled_by(rounded_shift(sums[j * outs + i], 8), m, -(e + exponent[o + i] + 15 + 8 + FRACTION));
-          y[(r + j) * out + o + i] = (int32_t)(is_lost(e) ? LIMIT : found);
-        }
+      for (int j = 0; j < rows; j++) {
+        int32_t total[4];
+        for (int i = 0; i < outs; i++) total[i] = (int32_t)rounded_shift(sums[j * outs + i], 8);
+        finish(p, total, r + j, mantissa + o, exponent + o, y + (r + j) * out + o, outs);
+      }
     }
 }
 
@@ -196,14 +297,22 @@ XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
     for (int64_t i = 0; i < in; i++) x[r * stride + i] = (int16_t)from[i];
     for (int64_t i = in; i < stride; i++) x[r * stride + i] = 0;
   }
-  const int64_t outs_of_item = MAX(16, MIN(256, (1 << 17) / in / 4 * 4));
+  char *tiles = NULL;
+#if defined(AMX)
+  if (rows > MANY_ROWS && !(tiles = arranged(x, rows, in, stride))) {
+    free(x);
+    return fail(frame, "detspec_integer_product: out of memory");
+  }
+#endif
+  const int64_t outs_of_item = MAX(32, MIN(256, (1 << 17) / MAX(in, 1) / 32 * 32));
   int64_t items = 0, all_outs = 0;
   for (int64_t i = 0; i < frame->rets.size; i++) {
     items += (args[3 + 3 * i]->dims[0] + outs_of_item - 1) / outs_of_item;
     all_outs += args[3 + 3 * i]->dims[0];
   }
-  const Integers task = {x, args[1]->data, args[2]->data, rows, in, stride, args + 3, rets, frame->rets.size, outs_of_item};
+  const Integers task = {x, tiles, args[1]->data, args[2]->data, rows, in, stride, args + 3, rets, frame->rets.size, outs_of_item};
   run_items(frame, rows * in * all_outs >= ALONE, items, run_integer_product, &task);
+  free(tiles);
   free(x);
   return NULL;
 }
@@ -415,6 +524,72 @@ XLA_FFI_Error *detspec_integer_attention(XLA_FFI_CallFrame *frame) {
   for (int64_t i = 0; i < task.windows * task.window; i++)
     multiply_adds += 2 * MAX(task.positions[i] + 1, 0) * task.heads * task.head_dim;
   run_items(frame, multiply_adds >= ALONE, task.windows * task.kv_heads, run_integer_attention, &task);
+  return NULL;
+}
+
+/* ---- noise ---- */
+
+typedef struct {
+  const uint32_t *seeds;
+  const int32_t *positions, *logs, *bends; /* [rows]; [257] and [256] places of a logarithm */
+  int32_t *y;                              /* [rows, vocabulary] */
+  int64_t vocabulary;
+} Noise;
+
+#define TURN(x, by) ((x) << (by) | (x) >> (32 - (by)))
+#define ROUNDS(a, b, c, d)                       \
+  x += y, y = x ^ TURN(y, a), x += y, y = x ^ TURN(y, b); \
+  x += y, y = x ^ TURN(y, c), x += y, y = x ^ TURN(y, d)
+
+/* Threefry-2x32 of two words, which take the place of those given. */
+INLINE void threefry(uint32_t key0, uint32_t key1, uint32_t *first, uint32_t *second) {
+  const uint32_t key2 = key0 ^ key1 ^ 0x1bd11bdau;
+  uint32_t x = *first + key0, y = *second + key1;
+  ROUNDS(13, 15, 26, 6);
+  x += key1, y += key2 + 1;
+  ROUNDS(17, 29, 16, 24);
+  x += key2, y += key0 + 2;
+  ROUNDS(13, 15, 26, 6);
+  x += key0, y += key1 + 3;
+  ROUNDS(17, 29, 16, 24);
+  x += key1, y += key2 + 4;
+  ROUNDS(13, 15, 26, 6);
+  *first = x + key2, *second = y + key0 + 5;
+}
+
+/* The part of log2(u) with 26 fraction bits; `bits` of u, without zeros before them. */
+INLINE int32_t log_part(uint32_t u, int bits, const int32_t *logs, const int32_t *bends) {
+  const uint32_t z = (u << (32 - bits)) & 0x7fffffffu;
+  const int32_t place = (int32_t)(z >> 23), rest = (int32_t)(z & 0x7fffff), x = rest >> 11;
+  const int32_t chord = logs[place] + (int32_t)(((int64_t)(logs[place + 1] - logs[place]) * (rest >> 8) + (1 << 14)) >> 15);
+  return chord + ((bends[place] * ((x * (4096 - x)) >> 10) + (1 << 13)) >> 14);
+}
+
+static void run_noise(const void *task, int64_t row) {
+  const Noise *t = task;
+  uint32_t key0 = 0, key1 = (uint32_t)t->positions[row];
+  threefry(0, t->seeds[row], &key0, &key1);
+  int32_t *y = t->y + row * t->vocabulary;
+  for (int64_t v = 0; v < t->vocabulary; v++) {
+    uint32_t first = 0, second = (uint32_t)v;
+    threefry(key0, key1, &first, &second);
+    const uint32_t u = (first ^ second) | 1;
+    const int bits = 32 - __builtin_clz(u);
+    uint32_t waiting = ((uint32_t)(33 - bits) << 26) - (uint32_t)log_part(u, bits, t->logs, t->bends);
+    waiting = MAX(waiting, 1);
+    const int more = 32 - __builtin_clz(waiting);
+    const int64_t log = ((int64_t)(more - 1 - 26) << 18) + ((log_part(waiting, more, t->logs, t->bends) + (1 << 7)) >> 8);
+    y[v] = 24020 - (int32_t)((log * 22713 + (1 << 16)) >> 17);
+  }
+}
+
+/* (seeds uint32 [rows], positions int32 [rows], places of a logarithm int32 [257], its bends int32 [256])
+   -> fixed int32 [rows, vocabulary]: see `spec.gumbel` */
+XLA_FFI_Error *detspec_integer_noise(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  const Noise task = {args[0]->data, args[1]->data, args[2]->data, args[3]->data, rets[0]->data, rets[0]->dims[1]};
+  run_items(frame, args[0]->dims[0] * task.vocabulary >= ALONE / 64, args[0]->dims[0], run_noise, &task);
   return NULL;
 }
 

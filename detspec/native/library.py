@@ -41,7 +41,7 @@ NAMES = (
     "ceiling",
 )
 FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
-INTEGER_FUNCTIONS = tuple(f"detspec_integer_{name}" for name in ("product", "norm", "gate", "attention", "append"))
+INTEGER_FUNCTIONS = tuple(f"detspec_integer_{name}" for name in ("product", "norm", "gate", "attention", "noise", "append"))
 SOURCES = ("kernels.c", "integer.c")  # compiled as one text
 DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
 # A cache in int8, and all of an integer model, take the functions for float32.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.cache import KV, Int8Pages
-from detspec.integer.spec import INVERSE_ROOTS, Activations, IntMatrix, Scale
+from detspec.integer.spec import BEND, INVERSE_ROOTS, LOGS, Activations, IntMatrix, Scale
 from detspec.native.library import kernel
 from detspec.ops.integer import I32
 
@@ -46,6 +46,13 @@ def appended(pages: Int8Pages, x: jax.Array, row: Activations, page_ids: jax.Arr
     found = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (pages.values, pages.scale)]
     call = kernel("detspec_integer_append", jnp.float32, found, in_place={0: 0, 1: 1})
     return Int8Pages(*call(pages.values, pages.scale, x, row.mantissa, row.exponent, page_ids, slots))
+
+
+def gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
+    """See `ops.integer_choices.gumbel`."""
+    places = np.arange(256) + 256
+    call = kernel("detspec_integer_noise", jnp.float32, jax.ShapeDtypeStruct((seed.shape[0], vocab_size), I32))
+    return call(seed.astype(jnp.uint32), position, jnp.asarray(LOGS, I32), jnp.asarray(BEND // (places * places), I32))
 
 
 def _row_like(x: jax.Array) -> list[jax.ShapeDtypeStruct]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from detspec.integer.spec import Activations, IntMatrix
-from detspec.ops import integer, integer_pages
+from detspec.ops import integer, integer_choices, integer_pages
 from detspec.schedule import Numerics
 
 
@@ -18,6 +18,7 @@ class IntegerFunctions(NamedTuple):
     gated: Callable[[jax.Array, jax.Array], Activations]  # see `integer.gated`
     appended: Callable[..., Any]  # see `integer_pages.appended`
     attended: Callable[..., jax.Array]  # see `integer_pages.attended`
+    gumbel: Callable[[jax.Array, jax.Array, int], jax.Array]  # see `integer_choices.gumbel`
 
 
 def _products(row: Activations, *matrices: IntMatrix) -> list[jax.Array]:
@@ -27,9 +28,9 @@ def _products(row: Activations, *matrices: IntMatrix) -> list[jax.Array]:
 def integer_functions(numerics: Numerics) -> IntegerFunctions:
     """Kernels in C where `numerics` names the CPU's, else XLA's."""
     if numerics.implementation != "cpu":
-        return IntegerFunctions(_products, integer.normed, integer.gated, integer_pages.appended, integer_pages.attended)
+        pages = integer_pages.appended, integer_pages.attended
+        return IntegerFunctions(_products, integer.normed, integer.gated, *pages, integer_choices.gumbel)
     from detspec.ops import integer_cpu
 
-    return IntegerFunctions(
-        integer_cpu.products, integer_cpu.normed, integer_cpu.gated, integer_cpu.appended, integer_cpu.attended
-    )
+    pages = integer_cpu.appended, integer_cpu.attended
+    return IntegerFunctions(integer_cpu.products, integer_cpu.normed, integer_cpu.gated, *pages, integer_cpu.gumbel)

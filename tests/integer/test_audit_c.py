@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import detspec as ds
-from detspec.model.to_integer import spec_model
 from detspec.errors import InputError
 from detspec.integer import audit, spec
 from detspec.integer.audit import LEFT_RANGE, OPTIONS, AuditedText, audited, compile_audit, write_model
 from detspec.integer.spec import LIMIT, IntMatrix, Scale, Sizes, Text, Wishes
+from detspec.model.to_integer import spec_model
 from detspec.native.processor import find_compiler
 
 D, H, F, V, L = 40, 12, 56, 96, 3
