@@ -378,7 +378,7 @@ static i64 fixed(u32 bits) {
 static i64 penalised(i64 logit, i32 seen, i32 count, const Wishes *asked) {
     int e, of_frequency;
     i64 m = number(asked->repetition, &e), frequency = number(asked->frequency, &of_frequency);
-    if (seen) logit = logit > 0 ? scaled(logit, (1 << 30) / m, 30 + e) : scaled(logit, m, -e);
+    if (seen && size_of(logit) < LIMIT) logit = logit > 0 ? scaled(logit, (1 << 30) / m, 30 + e) : scaled(logit, m, -e);
     i64 of_count = scaled(count, frequency, -(of_frequency + 16));
     logit = added(logit, asked->frequency >> 31 ? of_count : -of_count);
     return count ? added(logit, -fixed(asked->presence)) : logit;
@@ -414,7 +414,8 @@ static i32 chosen(u32 position, const Wishes *asked) {
     int e, random = asked->temperature > 0;
     i64 m = number(random ? asked->temperature : ONE, &e), largest = largest_of(below), best = INT64_MIN;
     if (largest >= LIMIT) return LEFT_RANGE;
-    for (int i = 0; i < V; i++) below[i] = scaled(larger(below[i] - largest, -LIMIT), (1 << 30) / m, 30 + e);
+    for (int i = 0; i < V; i++)
+        below[i] = below[i] <= -LIMIT ? -LIMIT : scaled(larger(below[i] - largest, -LIMIT), (1 << 30) / m, 30 + e);
     i64 least = random ? kept_from(asked) : -LIMIT;
     i32 found = 0;
     threefry(of_seed, 0, position, key);

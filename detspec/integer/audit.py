@@ -1,13 +1,13 @@
-"""Runs audit.c, the arithmetic "integer/1" in C: writes its model and its requests, compiles it, and reads what it found.
+"""Texts audited by audit.c, the arithmetic "integer/1" in C, or by spec.py; nothing here is of jax.
 
-    program = compile_audit(folder)
-    write_model(folder / "model", *spec_model(model.cfg, model.params))
-    for found in audited([program], folder / "model", [AuditedText([5, 17, 9], temperature=0.8, seed=7)]):
-        print(found.logprobs, found.chosen)
-
-Nothing here works out a number of a model, and nothing is of jax.
+weights, sizes = spec_model(model.cfg, model.params)
+text = AuditedText([5, 17, 9], temperature=0.8, seed=7)
+write_model(folder / "model", weights, sizes)
+[by_c] = audited_by_c([compile_audit(folder)], folder / "model", [text])
+assert sha256_of(by_c) == sha256_of(audited_by_spec(weights, sizes, text))
 """
 
+import hashlib
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from detspec.errors import InputError
-from detspec.integer.spec import INVERSE_ROOTS, LOGS, SINES, IntMatrix, Scale, Sizes
+from detspec.integer import spec
+from detspec.integer.spec import INVERSE_ROOTS, LIMIT, LOGS, SINES, IntMatrix, Scale, Sizes, Text, Wishes
 from detspec.native.processor import find_compiler
 
 MAGIC = 0x31544E49  # "INT1"
@@ -43,11 +44,45 @@ class AuditedText(NamedTuple):
 
 
 class AuditFound(NamedTuple):
-    """Findings about the `T - 1` tokens of a text after its first."""
+    """Findings about the `T - 1` tokens of a text after its first, int32."""
 
-    logprobs: np.ndarray  # [T - 1] int32, 16 fraction bits, or LEFT_RANGE
-    chosen: np.ndarray  # [T - 1] int32, the token that the text's parameters choose there, or LEFT_RANGE
-    logits: np.ndarray | None  # [T - 1, V] int32, if they were asked for
+    logprobs: np.ndarray  # [T - 1], 16 fraction bits, or LEFT_RANGE
+    chosen: np.ndarray  # [T - 1], the token that the text's parameters choose there, or LEFT_RANGE
+    logits: np.ndarray  # [T - 1, V], 16 fraction bits
+
+
+def sha256_of(*found: AuditFound) -> str:
+    """SHA-256 of all numbers found, as bytes that are the same on all machines."""
+    digest = hashlib.sha256()
+    for one in found:
+        for numbers in one:
+            digest.update(numbers.astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def audited_by_spec(weights: dict[str, Any], sizes: Sizes, text: AuditedText) -> AuditFound:
+    """Audits a text by spec.py, in one pass over it."""
+    tokens = np.asarray(text.tokens)
+    logits = Text(weights, sizes).read(text.tokens[:-1])
+    lost = logits.max(-1) >= LIMIT
+    logprobs = np.where(lost, LEFT_RANGE, spec.logprobs(logits, tokens[1:]))
+    seen = np.zeros(logits.shape, bool)
+    count = np.zeros(logits.shape, np.int64)
+    for place, token in enumerate(text.tokens[:-1]):
+        seen[place:, token] = True
+        count[place:, token] += place >= text.prompt_len
+
+    rows = np.flatnonzero(~lost)
+
+    def each(x: float, dtype: Any = np.float32) -> np.ndarray:
+        return np.full(len(rows), x, dtype)
+
+    penalties = map(each, (text.repetition_penalty, text.frequency_penalty, text.presence_penalty))
+    penalised = spec.penalised(logits[rows], seen[rows], count[rows], *penalties)
+    asked = Wishes(each(text.temperature), each(text.top_k, int), each(text.top_p), each(text.min_p), each(text.seed, int))
+    chosen = np.full(len(lost), LEFT_RANGE)
+    chosen[rows] = spec.chosen(penalised, rows + 1, asked)
+    return AuditFound(*(x.astype(np.int32) for x in (logprobs, chosen, logits)))
 
 
 def compile_audit(folder: Path, command: Sequence[str] | None = None, options: Sequence[str] = OPTIONS) -> Path:
@@ -66,21 +101,21 @@ def compile_audit(folder: Path, command: Sequence[str] | None = None, options: S
     return program
 
 
-def audited(command: Sequence[Any], model: Path, texts: Sequence[AuditedText], *, logits: bool = False) -> list[AuditFound]:
-    """Runs the program `command` on `texts` of the model in the file `model`; `logits` asks for all logits, too.
+def audited_by_c(command: Sequence[Any], model: Path, texts: Sequence[AuditedText]) -> list[AuditFound]:
+    """Audits `texts` of the model in the file `model` by the program `command`, which is made of audit.c.
 
     Raises `InputError` if the program fails.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with (folder / "requests").open("wb") as file:
+        requests, results, logits = (Path(name) / part for part in ("requests", "results", "logits"))
+        with requests.open("wb") as file:
             write_requests(file, texts)
-        _run([*command, model, *(folder / part for part in ("requests", "results", *(["logits"] if logits else [])))])
-        results = np.fromfile(folder / "results", "<i4").reshape(-1, 2)
-        of_logits = np.fromfile(folder / "logits", "<i4").reshape(len(results), -1) if logits else None
-    ends = np.cumsum([len(text.tokens) - 1 for text in texts])
-    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    return [AuditFound(results[at, 0], results[at, 1], None if of_logits is None else of_logits[at]) for at in parts]
+        _run([*command, model, requests, results, logits])
+        numbers = np.fromfile(results, "<i4").reshape(-1, 2)
+        of_logits = np.fromfile(logits, "<i4").reshape(len(numbers), -1)
+    ends = np.cumsum([len(text.tokens) - 1 for text in texts])[:-1]
+    parts = (np.split(x, ends) for x in (numbers[:, 0], numbers[:, 1], of_logits))
+    return [AuditFound(*one) for one in zip(*parts, strict=True)]
 
 
 def _run(command: Sequence[Any]) -> None:

@@ -11,11 +11,20 @@ import numpy as np
 import pytest
 
 import detspec as ds
-from detspec.errors import InputError
-from detspec.integer import audit, spec
-from detspec.integer.audit import LEFT_RANGE, OPTIONS, AuditedText, audited, compile_audit, write_model
-from detspec.integer.spec import LIMIT, IntMatrix, Scale, Sizes, Text, Wishes
 from detspec.model.to_integer import spec_model
+from detspec.errors import InputError
+from detspec.integer import audit
+from detspec.integer.audit import (
+    LEFT_RANGE,
+    OPTIONS,
+    AuditedText,
+    AuditFound,
+    audited_by_c,
+    audited_by_spec,
+    compile_audit,
+    write_model,
+)
+from detspec.integer.spec import LIMIT, IntMatrix, Scale, Sizes
 from detspec.native.processor import find_compiler
 
 D, H, F, V, L = 40, 12, 56, 96, 3
@@ -63,7 +72,7 @@ pytestmark = pytest.mark.usefixtures("cpu_kernels")
 class Case(NamedTuple):
     model: tuple[dict[str, Any], Sizes]
     texts: list[AuditedText]
-    expected: list[tuple[str, list[int], list[int]]]  # SHA-256 of the logits, log-probabilities, choices
+    expected: list[list[Any]]  # `plain` findings of spec.py
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +86,7 @@ def case_of(shape: str) -> Case:
 
 
 def case_with(model: tuple[dict[str, Any], Sizes], texts: list[AuditedText]) -> Case:
-    return Case(model, texts, [by_spec(*model, text) for text in texts])
+    return Case(model, texts, [plain(audited_by_spec(*model, text)) for text in texts])
 
 
 def made_up(
@@ -127,39 +136,15 @@ def texts_of(vocab_size: int, length: int, asked: Sequence[dict[str, Any]]) -> l
     return found
 
 
-def by_spec(weights: dict[str, Any], sizes: Sizes, text: AuditedText) -> tuple[str, list[int], list[int]]:
-    """SHA-256 of the logits, log-probabilities and choices by spec.py, in one pass over the text."""
-    tokens = np.asarray(text.tokens)
-    logits = Text(weights, sizes).read(text.tokens[:-1])
-    lost = logits.max(-1) >= LIMIT
-    logprobs = np.where(lost, LEFT_RANGE, spec.logprobs(logits, tokens[1:]))
-    position = np.flatnonzero(~lost) + 1
-
-    def each(x: float, dtype: Any = np.float32) -> np.ndarray:
-        return np.full(len(position), x, dtype)
-
-    place = np.arange(len(tokens))[None, :]
-    is_token = tokens[None, :, None] == np.arange(logits.shape[1])
-    before = place < position[:, None]
-    seen = (is_token & before[..., None]).any(1)
-    count = (is_token & (before & (place >= text.prompt_len))[..., None]).sum(1)
-    penalties = map(each, (text.repetition_penalty, text.frequency_penalty, text.presence_penalty))
-    penalised = spec.penalised(logits[position - 1], seen, count, *penalties)
-    asked = Wishes(each(text.temperature), each(text.top_k, int), each(text.top_p), each(text.min_p), each(text.seed, int))
-    chosen = np.full(len(lost), LEFT_RANGE)
-    chosen[position - 1] = spec.chosen(penalised, position, asked)
-    return sha256(logits), logprobs.tolist(), chosen.tolist()
-
-
-def sha256(logits: np.ndarray) -> str:
-    return hashlib.sha256(logits.astype("<i4").tobytes()).hexdigest()
-
-
-def by_c(program: Path, folder: Path, model: tuple[dict[str, Any], Sizes], texts: list[AuditedText]) -> list[Any]:
-    """As `by_spec` for each of `texts`, by the program."""
+def by_c(program: Path, folder: Path, model: tuple[dict[str, Any], Sizes], texts: list[AuditedText]) -> list[list[Any]]:
+    """Findings of the program about each of `texts`."""
     write_model(folder / "model", *model)
-    found = audited([program], folder / "model", texts, logits=True)
-    return [(sha256(one.logits), one.logprobs.tolist(), one.chosen.tolist()) for one in found]
+    return [plain(found) for found in audited_by_c([program], folder / "model", texts)]
+
+
+def plain(found: AuditFound) -> list[Any]:
+    """Log-probabilities, choices and SHA-256 of the logits."""
+    return [found.logprobs.tolist(), found.chosen.tolist(), hashlib.sha256(found.logits.tobytes()).hexdigest()]
 
 
 def changed(folder: Path, old: str, new: str) -> Path:
@@ -178,7 +163,7 @@ def test_made_up_models_have_the_bits_of_the_definition(shape, program, tmp_path
 
 
 def test_a_text_leaves_its_range_and_comes_back_where_no_window_reaches():
-    for _, logprobs, chosen in case_of("numbers that leave their range").expected:
+    for logprobs, chosen, _ in case_of("numbers that leave their range").expected:
         lost = [x == LEFT_RANGE for x in logprobs]
         assert lost == [x == LEFT_RANGE for x in chosen]
         # Token 7 stands at position 5. Windows of 3, 2 and 2 positions reach 4 positions back, of which the last two layers
@@ -200,7 +185,7 @@ def test_control_a_weight_that_differs_is_found(program, tmp_path):
     layers = [dict(layer) for layer in weights["layers"]]
     layers[1]["down"] = layers[1]["down"]._replace(values=values)
     found = by_c(program, tmp_path, ({**weights, "layers": layers}, sizes), texts)
-    assert all(one[0] != other[0] for one, other in zip(found, expected, strict=True))
+    assert all(one[-1] != other[-1] for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(("old", "new"), FAULTS)
@@ -230,9 +215,9 @@ def test_broken_files_are_refused(program, tmp_path):
     model, texts, _ = case_of("grouped heads")
     write_model(tmp_path / "model", *model)
     with pytest.raises(InputError, match="a number in a file is out of its bounds"):
-        audited([program], tmp_path / "model", [AuditedText([1, V, 2])])
+        audited_by_c([program], tmp_path / "model", [AuditedText([1, V, 2])])
     whole = (tmp_path / "model").read_bytes()
     for broken, says in ((whole[:-1], "a file ends too early"), (b"\0" + whole[1:], "this is no model of integer/1")):
         (tmp_path / "broken").write_bytes(broken)
         with pytest.raises(InputError, match=says):
-            audited([program], tmp_path / "broken", texts)
+            audited_by_c([program], tmp_path / "broken", texts)
