@@ -22,7 +22,10 @@ failed, which hold no tokens. The manifest, read from the folder of the records,
 --model and --prompts do. Lines in OpenAI's format need not hold tokens, so they are answered again, without drafts, and the
 first field that differs is named. --responses takes the log of `detspec serve --log` instead, which holds what was asked,
 too. --rl takes the folder of a run of reinforcement learning: the texts of one step are replayed by the weights that sampled
-them, and their rewards are given anew."""
+them, and their rewards are given anew.
+
+Records of an integer model may come from any device. --with numpy and --with c audit them by code that shares nothing with
+what generated: detspec/integer/spec.py, or detspec/integer/audit.c, compiled here."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="FILE[:ARM]", help="with --rl: the run's config (default: the file that it began with)")
     add("--prompts", metavar="IN.jsonl", help="the job's prompts (default: the file that the manifest names)")
     add("--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes only speed")
+    add("--with", dest="by", choices=("numpy", "c"), help="with --records of an integer model: an oracle instead of the engine")
     add_json(parser, "the report")
     add_model(parser)
     add_weights(parser)
@@ -98,12 +102,15 @@ def run(args: argparse.Namespace) -> int:
     if args.step is not None or args.config is not None:
         raise InputError("--step and --config are for --rl, the folder of a run of reinforcement learning")
     if args.responses is not None:
+        if args.by is not None:
+            raise InputError("--with is for --records: a server's log is replayed by the engine")
         if args.prompts is not None:
             raise InputError("--prompts is for --records: a server's log holds what was asked")
         report = run_audit_responses(load_model(args), Path(args.responses), max_requests=args.max_requests)
     else:
         prompts = None if args.prompts is None else Path(args.prompts)
-        report = run_audit(load_recorded(args), Path(args.records), prompts=prompts, max_requests=args.max_requests)
+        model = load_recorded(args)
+        report = run_audit(model, Path(args.records), prompts=prompts, max_requests=args.max_requests, by=args.by)
     print(report.table())
     speed = f"{report.num_tokens / report.replay_s:,.0f} tok/s"
     say(f"replayed {report.num_tokens} tokens in {report.replay_s:.1f} s ({speed})")

@@ -13,6 +13,9 @@ each was. Exit code 1 if a deterministic bit changed, or if no ordinary text did
 With --chips N, the same prompts on one chip and on N: no deterministic bit may change. On a machine without chips, simulate
 some: `JAX_NUM_CPU_DEVICES=4 detspec demo --chips 4`.
 
+With --integer, an integer model: one hash of its texts, the same on every device, and two audits that share no code with what
+generated. Exit code 1 if an audit disagrees.
+
 With --thinking, a model that thinks while it reads answers a question and shows its thoughts."""
 
 
@@ -22,6 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_chips(parser)
     add("--max-tokens", type=int, default=256, metavar="N", help="new tokens of each request")
+    add("--integer", action="store_true", help="generate in integers, whose bits are the same on CPUs, GPUs and TPUs")
     add(
         "--thinking",
         nargs="?",
@@ -35,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 1 if a deterministic bit changed or no ordinary one did."""
     if args.thinking is not None:
         return run_thinking(args)
+    if args.integer:
+        return run_integer(args)
     if args.chips not in (None, 1):
         return run_chips(args)
     from detspec.demo.demo import NUM_STAGES, run_demo
@@ -71,6 +77,19 @@ def run_chips(args: argparse.Namespace) -> int:
         return 1
     print("No bit depends on the number of chips; sums that are added across chips do.")
     return 0
+
+
+def run_integer(args: argparse.Namespace) -> int:
+    """Generates in integers and audits; returns 1 if an audit disagrees."""
+    from detspec.demo.integer_demo import run_integer_demo
+    from detspec.progress import Progress
+
+    model = load_model(argparse.Namespace(**{**vars(args), "weights": "integer"}))
+    with Progress(0, "steps") as progress:
+        agrees = run_integer_demo(model, show=progress.print, progress=progress.stage)
+    if not agrees:
+        say("error: an audit has other tokens or log-probabilities: run `detspec doctor --integer`")
+    return 0 if agrees else 1
 
 
 def run_thinking(args: argparse.Namespace) -> int:

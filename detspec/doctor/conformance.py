@@ -142,7 +142,7 @@ def sampling() -> list[SamplingParams]:
 
 
 def oracle_texts(model: Model) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """The same texts by the oracle alone, token by token."""
+    """Texts of the oracle alone, token by token."""
     from detspec.model.to_integer import spec_model
 
     weights, sizes = spec_model(model.cfg, model.params)

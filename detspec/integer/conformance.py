@@ -1,4 +1,4 @@
-"""What the operations of "integer/1" give for made-up numbers, by SHA-256: a device that gives the same is equal to all others.
+"""Hashes of the operations of "integer/1" for made-up numbers: a device that gives the same is equal to all others.
 
 The numbers come from the arithmetic's own Threefry. `expected.json` holds the hashes that `spec.py` gives.
 """
@@ -132,7 +132,7 @@ def digests(functions: ModuleType | Any = spec) -> dict[str, str]:
 
 
 def of_all(found: Mapping[str, str]) -> str:
-    """One hash for all, 16 hexadecimal digits."""
+    """Joins all hashes to one, of 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()[:16]
 
 

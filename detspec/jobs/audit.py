@@ -35,6 +35,7 @@ from detspec.errors import InputError
 from detspec.jobs.audit_lines import audit_lines
 from detspec.jobs.difference import AuditReport, difference_of
 from detspec.jobs.files import STDIO
+from detspec.jobs.oracle import oracle
 from detspec.jobs.records import (
     Origin,
     PromptsById,
@@ -66,10 +67,13 @@ class LogPart:
     num_lines: int = 0
 
 
-def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_requests: int = 32) -> AuditReport:
+def run_audit(
+    model: Model, records: Path, *, prompts: Path | None = None, max_requests: int = 32, by: str | None = None
+) -> AuditReport:
     """Replays the output `records` of a job, which has its manifest in the same folder, `max_requests` of them together.
 
-    `prompts` are the job's file of prompts; by default the one that the manifest names.
+    `prompts` are the job's file of prompts; by default the one that the manifest names. `by` names one of `oracle.ORACLES`, for
+    integer models; None is the engine.
 
     Raises `InputError` if files are missing or malformed, a record has no prompt, or `model` is not the manifest's.
     """
@@ -80,7 +84,11 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
             raise InputError("the job read its prompts from the standard input: name their file with --prompts")
         prompts = Path(origin.source)
     with PromptsById(prompts, origin) as asked, Progress(_count_lines(records), "records") as progress:
-        if origin.is_openai:
+        if by is not None:
+            if origin.is_openai:
+                raise InputError("lines in OpenAI's format are answered by the engine again: leave --with out")
+            report = audit_by_oracle(model, origin, _asked(model, records, asked), by, progress)
+        elif origin.is_openai:
             report = audit_lines(model, records, asked, max_requests=max_requests, progress=progress)
         else:
             requests = _asked(model, records, asked)
@@ -109,6 +117,25 @@ def audit_records(
         report.count(found, num_tokens, deterministic=recorded.request.sampling.deterministic)
         progress.finished()
         progress.segment(num_tokens, len(waiting))
+    report.replay_s = time.perf_counter() - began
+    return report
+
+
+def audit_by_oracle(model: Model, origin: Origin, records: Iterable[Recorded], by: str, progress: Progress) -> AuditReport:
+    """Compares `records` of `origin` with what the oracle `by` says of their tokens, one after the other."""
+    report = AuditReport()
+    progress.stage("reading", at_once=True)
+    began = time.perf_counter()
+    with oracle(model, by) as replay_of:
+        for recorded in records:
+            record, request, _ = recorded
+            if record.has_failed:
+                report.num_failed += 1
+            else:
+                tokens = request.given_token_ids or record.token_ids[: request.sampling.max_tokens]
+                found = difference_of(recorded, replay_of(request, tokens), model, origin.digest)
+                report.count(found, len(record.token_ids), deterministic=request.sampling.deterministic)
+            progress.finished()
     report.replay_s = time.perf_counter() - began
     return report
 

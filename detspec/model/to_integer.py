@@ -58,7 +58,7 @@ def float_config(cfg: ModelConfig) -> ModelConfig:
 
 
 def _like(kind: type[Any], value: Any) -> Any:
-    """The same fields as one of another class."""
+    """Makes a `kind` of the fields that `value`, of another class, has by the same names."""
     return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(kind)})
 
 

@@ -12,14 +12,15 @@ from jax import lax
 
 from detspec.cache import Int8Pages, append
 from detspec.integer.spec import FRACTION, LIMIT, Activations, Cached
-from detspec.ops.integer import I32, NO_SCORE, U32, bit_length, cached, is_lost, power, rounded_shift, scaled, split
+from detspec.ops import integer
+from detspec.ops.integer import I32, NO_SCORE, U32
 
 BLOCK = 256  # positions that a step of attention looks at
 
 
 def appended(pages: Any, x: jax.Array, row: Activations, page_ids: jax.Array, slots: jax.Array) -> Int8Pages:
     """`pages` with keys or values `x [R, K, H]`, which stand for `x * row.mantissa * 2**row.exponent`, at places `[R]`."""
-    new = cached(x, row)
+    new = integer.cached(x, row)
     scale = (new.exponent << 16) | new.mantissa
     return Int8Pages(
         values=append(pages.values, new.values, page_ids, slots),
@@ -47,8 +48,8 @@ def attended(
         x = x.reshape(G, W, K, -1, *x.shape[2:])
         return jnp.moveaxis(x, 1, 3).reshape(G, K, -1, *x.shape[4:])
 
-    high, low = (by_head(part) for part in split(q.values))
-    of_query = by_head(rounded_shift(q.mantissa * score_mantissa, 15))
+    high, low = (by_head(part) for part in integer.split(q.values))
+    of_query = by_head(integer.rounded_shift(q.mantissa * score_mantissa, 15))
     exponent = by_head(q.exponent + score_exponent)
     Q = high.shape[2] // W
     looking_from = jnp.tile(positions, (1, Q))[:, None, :, None]  # [G, 1, Q * W, 1]
@@ -66,8 +67,8 @@ def attended(
 
     def scores(step: jax.Array, keys: Cached) -> jax.Array:
         total = (_each(high, keys.values, 3, 3) << 8) + _each(low, keys.values, 3, 3)
-        mantissa = rounded_shift(of_query[..., None] * keys.mantissa, 15)
-        score = scaled(total, mantissa, -(exponent[..., None] + keys.exponent + 30 + FRACTION))
+        mantissa = integer.rounded_shift(of_query[..., None] * keys.mantissa, 15)
+        score = integer.scaled(total, mantissa, -(exponent[..., None] + keys.exponent + 30 + FRACTION))
         return jnp.where(visible_at(step), score, NO_SCORE)
 
     def look(step: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -75,7 +76,7 @@ def attended(
         keys = block_of(pools.k, step)
         values = block_of(pools.v, step)
         visible = visible_at(step)
-        lost = is_lost(keys.exponent) | is_lost(values.exponent)
+        lost = integer.is_lost(keys.exponent) | integer.is_lost(values.exponent)
         return (
             jnp.maximum(largest, scores(step, keys).max(-1)),
             jnp.maximum(highest, jnp.where(visible, values.exponent, NO_SCORE).max(-1)),
@@ -87,11 +88,11 @@ def attended(
         keys = block_of(pools.k, step)
         values = block_of(pools.v, step)
         visible = visible_at(step)
-        a, shift = power(jnp.maximum(largest[..., None] - scores(step, keys), 0))
-        p = jnp.where(visible, rounded_shift(a, shift + 1), 0)
+        a, shift = integer.power(jnp.maximum(largest[..., None] - scores(step, keys), 0))
+        p = jnp.where(visible, integer.rounded_shift(a, shift + 1), 0)
         fall = jnp.clip(15 + highest[..., None] - values.exponent, 15, 31)  # at least 15 where it is visible
-        weight = rounded_shift(p * values.mantissa, fall)
-        more_high, more_low = (_each(part, values.values, 3, 2) for part in split(weight))
+        weight = integer.rounded_shift(p * values.mantissa, fall)
+        more_high, more_low = (_each(part, values.values, 3, 2) for part in integer.split(weight))
         return of_all + p.sum(-1, dtype=U32), of_high + more_high, of_low + more_low
 
     num_steps = jnp.max(positions) // (at_once * page) + 1
@@ -102,11 +103,11 @@ def attended(
     nothing = jnp.zeros(rows, U32), jnp.zeros((*rows, H), I32), jnp.zeros((*rows, H), I32)
     of_all, of_high, of_low = lax.fori_loop(0, num_steps, add, nothing)
     of_all = jnp.maximum(of_all, 2**14)
-    fall = bit_length(of_all) - 15
+    fall = integer.bit_length(of_all) - 15
     carried = jnp.where(fall > 0, (of_all >> jnp.maximum(fall - 1, 0).astype(U32)) & 1, 0)
     inverse = lax.div(jnp.full(rows, 2**29, I32), ((of_all >> fall.astype(U32)) + carried).astype(I32))
-    found = scaled(of_high + ((of_low + 128) >> 8), inverse[..., None], (fall - highest - 10)[..., None])
-    found = jnp.where((is_bad | is_lost(exponent))[..., None], LIMIT, found)
+    found = integer.scaled(of_high + ((of_low + 128) >> 8), inverse[..., None], (fall - highest - 10)[..., None])
+    found = jnp.where((is_bad | integer.is_lost(exponent))[..., None], LIMIT, found)
     return jnp.moveaxis(found.reshape(G, K, Q, W, H), 3, 1).reshape(G * W, K * Q, H)
 
 

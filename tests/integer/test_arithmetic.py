@@ -196,7 +196,13 @@ CASES = {
     ),
     "bit_length": plainly(integer, "bit_length", lambda rng: (np.abs(numbers(rng, NUM)),), ("32 -", "31 -")),
     "bit_length, unsigned": plainly(integer, "bit_length", lambda rng: (unsigned(rng, NUM),)),
-    "split": plainly(integer, "split", lambda rng: (np.arange(-(2**14), 2**14 + 300),), ("x + 128", "x + 127")),
+    "split": Case(
+        integer,
+        lambda x: ((x + 128) // 256, x - (x + 128) // 256 * 256),
+        lambda copy: lambda x: copy.split(x),
+        lambda rng: (np.arange(-(2**14), 2**14 + 300),),
+        (("split", "x + 128", "x + 127"),),
+    ),
     "narrowed": plainly(
         integer,
         "narrowed",

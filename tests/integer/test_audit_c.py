@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import detspec as ds
-from detspec.model.to_integer import spec_model
 from detspec.errors import InputError
 from detspec.integer import audit
 from detspec.integer.audit import (
@@ -25,6 +24,7 @@ from detspec.integer.audit import (
     write_model,
 )
 from detspec.integer.spec import LIMIT, IntMatrix, Scale, Sizes
+from detspec.model.to_integer import spec_model
 from detspec.native.processor import find_compiler
 
 D, H, F, V, L = 40, 12, 56, 96, 3

@@ -18,10 +18,7 @@ import pytest
 from detspec.cache import KV, Int8Pages
 from detspec.integer import spec
 from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, IntMatrix, Scale
-from detspec.model import integer as model_integer
-from detspec.model.dense import dense_config
-from detspec.model.places import Where
-from detspec.ops import integer, integer_choices
+from detspec.ops import integer, integer_choices, integer_pages
 from tests.integer.falsified import falsified
 from tests.integer.intervals import Bounds, Contract, Interval, Leaves, array, bits_of, corners, joined, magnitude, require
 
@@ -31,6 +28,7 @@ FIXED = Interval(-LIMIT, LIMIT)
 MANTISSA = Interval(2**14 - 8, 2**15 + 16)  # of a row: 2**14, or a root
 OF_MATRIX = Interval(2**14, 2**15)
 EXPONENT = Interval(-2000, 3 * LOST)
+SCORE = (2**15, -20)  # the largest mantissa of what scores are multiplied with
 ROOT = MANTISSA
 OF_CACHED = Interval(2**13, 33_050)
 UP_TO_14 = Interval(-(2**14) + 1, 2**14 - 1)
@@ -396,17 +394,15 @@ def test_penalties_and_biases_stay_inside():
 
 def attended(monkeypatch: pytest.MonkeyPatch, positions: int) -> Interval:
     """Bounds of attention over so many positions, all in one block: sums have as many terms in any blocks."""
-    monkeypatch.setattr(model_integer, "BLOCK", positions)
-    cfg = dense_config(8, H, 1, 1, 1, H, 8)
-    fields = {name: getattr(cfg.layer(0).mixer, name) for name in cfg.layer(0).mixer.__dataclass_fields__}
-    attention = model_integer.IntegerAttention(**fields)
+    monkeypatch.setattr(integer_pages, "BLOCK", positions)
     pages = Int8Pages(array(1, 1, positions, H, dtype=jnp.int8), array(1, 1, positions))
 
     def run(*given: Any) -> Any:
         q, mantissa, exponent, k, of_k, v, of_v, looking_from = given
-        places = Places(looking_from, jnp.zeros((1, 1), jnp.int32))
         pools = KV(Int8Pages(k, of_k), Int8Pages(v, of_v))
-        return attention._attended(Activations(q, mantissa, exponent), pools, Where(None, places, None, None))  # type: ignore[arg-type]
+        query = Activations(q, mantissa, exponent)
+        tables = jnp.zeros((1, 1), jnp.int32)
+        return integer_pages.attended(query, pools, tables, looking_from, score=SCORE, window=None)
 
     def packed() -> Interval:
         found = Interval(-(2**31), 2**31 - 1)
@@ -417,14 +413,6 @@ def attended(monkeypatch: pytest.MonkeyPatch, positions: int) -> Interval:
     query = (array(1, 1, H), UP_TO_14), (array(1, 1), MANTISSA), (array(1, 1), EXPONENT)
     of_pages = numbers, (pages.scale, packed()), numbers, (pages.scale, packed())
     return Bounds(CONTRACTS).of(run, *query, *of_pages, (array(1, 1), Interval(-1, positions - 1)))
-
-
-class Places:
-    """Places of a pass of one row."""
-
-    def __init__(self, looking_from: Any, tables: Any) -> None:
-        self.looking_from = looking_from
-        self.tables = tables
 
 
 def test_attention_stays_inside_and_so_does_each_partial_sum(monkeypatch: pytest.MonkeyPatch):
