@@ -27,7 +27,7 @@ FILE = "expected.json"
 TEXTS = "texts"  # the name of what the shipped model generates
 
 
-class Case(NamedTuple):
+class Trial(NamedTuple):
     """An operation with made-up arguments."""
 
     name: str
@@ -56,7 +56,7 @@ def _kept(name: str) -> spec.Cached:
     return spec.cached(x, spec.row_of(x, -spec.FRACTION))
 
 
-def cases() -> tuple[Case, ...]:
+def cases() -> tuple[Trial, ...]:
     """All operations, in the order in which a model runs them."""
     wide = made_up("wide", ROWS, WIDTH)
     shifts = made_up("shifts", ROWS, WIDTH, bits=6, signed=False)
@@ -92,22 +92,22 @@ def cases() -> tuple[Case, ...]:
     count = np.where(seen, made_up("count", ROWS, VOCABULARY, bits=12, signed=False), 0)
     penalties = tuple(np.resize(np.asarray(each, np.float32), ROWS) for each in ([1, 1.3, 0.7], [0, 0.5, -2], [0, 1.5, -0.25]))
     return (
-        Case("rounded shift", (wide, shifts), lambda f, x, r: f.rounded_shift(x, r)),
-        Case("scaled", (wide, mantissas, shifts), lambda f, x, m, r: f.scaled(x, m, r - 10)),
-        Case("sum with limits", (stream, wide), lambda f, x, y: f.added(x, y)),
-        Case("norm", (stream, scale), lambda f, x, scale: f.normed(x, scale, 42_950)),
-        Case("product", (_activations("activations"), matrix), lambda f, row, matrix: f.product(row, matrix)),
-        Case("turns", (positions,), lambda f, positions: f.turned_by(positions, steps)),
-        Case("sine", (turns,), lambda f, turns: f.sine(turns)),
-        Case("keys and values", (stream, of_head), lambda f, x, row: f.cached(x, row)),
-        Case("attention", (queries, keys, values, visible), lambda f, *given: f.attended(*given, SIZES)),
-        Case("power of two", (np.abs(wide),), lambda f, d: f.power(d)),
-        Case("gate", (stream, wide), lambda f, gate, up: f.gated(gate, up)),
-        Case("log-probabilities", (logits, tokens), lambda f, logits, tokens: f.logprobs(logits, tokens)),
-        Case("noise", (seeds.astype(np.uint32), positions), lambda f, *given: f.gumbel(*given, VOCABULARY)),
-        Case("temperature", (logits, asked.temperature), lambda f, logits, temperature: f.tempered(logits, temperature)),
-        Case("filters", (logits, asked), lambda f, logits, asked: f.kept(f.tempered(logits, asked.temperature), asked)),
-        Case("penalties", (logits, seen, count, *penalties), lambda f, *given: f.penalised(*given)),
+        Trial("rounded shift", (wide, shifts), lambda f, x, r: f.rounded_shift(x, r)),
+        Trial("scaled", (wide, mantissas, shifts), lambda f, x, m, r: f.scaled(x, m, r - 10)),
+        Trial("sum with limits", (stream, wide), lambda f, x, y: f.added(x, y)),
+        Trial("norm", (stream, scale), lambda f, x, scale: f.normed(x, scale, 42_950)),
+        Trial("product", (_activations("activations"), matrix), lambda f, row, matrix: f.product(row, matrix)),
+        Trial("turns", (positions,), lambda f, positions: f.turned_by(positions, steps)),
+        Trial("sine", (turns,), lambda f, turns: f.sine(turns)),
+        Trial("keys and values", (stream, of_head), lambda f, x, row: f.cached(x, row)),
+        Trial("attention", (queries, keys, values, visible), lambda f, *given: f.attended(*given, SIZES)),
+        Trial("power of two", (np.abs(wide),), lambda f, d: f.power(d)),
+        Trial("gate", (stream, wide), lambda f, gate, up: f.gated(gate, up)),
+        Trial("log-probabilities", (logits, tokens), lambda f, logits, tokens: f.logprobs(logits, tokens)),
+        Trial("noise", (seeds.astype(np.uint32), positions), lambda f, *given: f.gumbel(*given, VOCABULARY)),
+        Trial("temperature", (logits, asked.temperature), lambda f, logits, temperature: f.tempered(logits, temperature)),
+        Trial("filters", (logits, asked), lambda f, logits, asked: f.kept(f.tempered(logits, asked.temperature), asked)),
+        Trial("penalties", (logits, seen, count, *penalties), lambda f, *given: f.penalised(*given)),
     )
 
 
