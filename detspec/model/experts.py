@@ -15,6 +15,7 @@ from detspec.model.weights import Experts, Weights, residual, weight, zeros
 from detspec.ops import collectives
 from detspec.ops.linear.api import biased
 from detspec.ops.rounding import rounded
+from detspec.ops.row_sum import elementwise_max
 
 SCORES = ("softmax", "sigmoid", "chosen")
 MAX_EXPERTS = 1024  # models that we know have up to 512; folders name each, in each layer
@@ -172,8 +173,12 @@ def _with_bias(y_f32: jax.Array, params: dict[str, Any], name: str, ids: jax.Arr
 
 
 def softmax(x: jax.Array, ops: RowOps) -> jax.Array:
-    """Softmax of `x [R, n]`, float32, over its last axis, summed in the order of the row's other sums."""
-    powers = jnp.exp(x - x.max(-1, keepdims=True))
+    """Softmax of `x [R, n]`, float32, over its last axis, summed in the order of the row's other sums.
+
+    Left as a reduction, XLA gives a maximum of 4,096 numbers or more, and the exponentials after it, to a library for CPUs. Its
+    exponentials have other bits than XLA's own.
+    """
+    powers = jnp.exp(x - elementwise_max(x)[:, None])
     return powers / ops.sum_row(powers)[:, None]
 
 

@@ -22,13 +22,22 @@ BLOCK = 128
 
 def fixed_sum(x: jax.Array) -> jax.Array:
     """Sums `x [..., n]` over its last axis by a fixed tree of pairwise additions."""
+    return _halved(x, jnp.add, 0.0)
+
+
+def elementwise_max(x: jax.Array) -> jax.Array:
+    """The maximum of `x [..., n]` over its last axis, without a reduction, which XLA may compute together with what follows."""
+    return _halved(x, jnp.maximum, -jnp.inf)
+
+
+def _halved(x: jax.Array, combine_fn: Callable[[jax.Array, jax.Array], jax.Array], neutral: float) -> jax.Array:
     size = 1 << (x.shape[-1] - 1).bit_length()
     while size > 1:
         size //= 2
         upper = jax.lax.slice_in_dim(x, size, None, axis=-1)
         if upper.shape[-1] < size:  # the first time; padding all of `x` would let every read ask where it is
-            upper = jnp.pad(upper, [(0, 0)] * (x.ndim - 1) + [(0, size - upper.shape[-1])])
-        x = jax.lax.slice_in_dim(x, 0, size, axis=-1) + upper
+            upper = jnp.pad(upper, [(0, 0)] * (x.ndim - 1) + [(0, size - upper.shape[-1])], constant_values=neutral)
+        x = combine_fn(jax.lax.slice_in_dim(x, 0, size, axis=-1), upper)
     return jax.lax.squeeze(x, (x.ndim - 1,))
 
 
