@@ -72,6 +72,7 @@ def logprobs(
     """
     check_one_chip(params, "logprobs")
     schedule = chosen_schedule(schedule, cfg)
+    params = unknown(params, tokens, lengths, temperature)
     tokens, lengths, temperatures = _checked(cfg, schedule.numerics, tokens, lengths, temperature)
     return given_logprobs(params, cfg, tokens, lengths, temperatures, numerics=schedule.numerics, remat=remat)
 
@@ -118,6 +119,7 @@ def logits(
     """
     check_one_chip(params, "logits")
     schedule = chosen_schedule(schedule, cfg)
+    params = unknown(params, tokens)
     tokens, *_ = _checked(cfg, schedule.numerics, tokens, jnp.zeros(len(tokens), jnp.int32), 1.0)
     return _logits(params, cfg, tokens, numerics=schedule.numerics, remat=remat)
 
@@ -161,6 +163,27 @@ def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array, again
     of_chunk: Callable[..., jax.Array] = lambda chunk: fn(*chunk)  # noqa: E731
     found = jax.lax.map(jax.checkpoint(of_chunk) if again else of_chunk, chunks)
     return found.reshape(number * size, *found.shape[2:])[:n]
+
+
+def unknown(params: Params, *given: Any) -> Params:
+    """`params` whose values the compiler does not know, as in an engine's program; `given` are the other arguments.
+
+    `jax.jit(lambda tokens: logprobs(params, cfg, tokens, lengths))` makes constants of them. A product with a norm's scale that
+    is known to be 1 would vanish, and the product before it would be joined with the sum that follows.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    traced = [leaf for leaf in (*leaves, *given) if is_traced(leaf)]
+    constant = [index for index, leaf in enumerate(leaves) if jnp.ndim(leaf) < 2 and not is_traced(leaf)]
+    if not traced or not constant:
+        return params
+    # It never holds, which a compiler does not know: neither token ids nor lengths are negative, and no weight is nan.
+    never = jnp.stack([(jnp.isnan(x) if jnp.issubdtype(x.dtype, jnp.floating) else x < 0).all() for x in traced]).any()
+    vectors = [jnp.asarray(leaves[index]) for index in constant]
+    # Compilers take the choice of `jnp.where` out of a loop, and know the vectors again.
+    vectors = jax.lax.cond(never, lambda: [jnp.full_like(leaf, jnp.nan) for leaf in vectors], lambda: vectors)
+    for index, leaf in zip(constant, vectors, strict=True):
+        leaves[index] = leaf
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _masters(params: Params, cfg: ModelConfig) -> Any:

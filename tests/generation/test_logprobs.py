@@ -4,6 +4,7 @@ The control of bits is the ordinary forward pass, that of gradients a derivative
 """
 
 import dataclasses
+import sys
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import pytest
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generation.logprobs import logprobs
+from detspec.generation.logprobs import logits, logprobs
 from detspec.generation.loop import generate
 from detspec.model import rows
 from detspec.model.dense import with_fields
@@ -123,6 +124,52 @@ def test_logprobs_and_those_in_a_gradient_have_the_bits_of_generation_and_ordina
     assert num_differing(forward(cfg, texts.first(1)), texts.first(1)) == 0
     assert num_differing(in_gradient(cfg, texts), texts) == 0
     assert num_differing(ordinary(cfg, texts), texts) > 0
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("known", ["weights", "weights and lengths"])
+def test_weights_that_are_constants_of_a_program_change_no_bit_but_would_by_scales_of_1(known, monkeypatch):
+    """Scales of norms are 1 at first, and outputs of both halves of a layer go through norms before they are added."""
+    cfg = in_dtype("post norms, width norms", "float32")
+    texts = generated(cfg, 8)
+    given = texts[:1] if known == "weights and lengths" else texts[:3]
+
+    def with_constants() -> jax.Array:
+        def found(tokens, lengths=texts.lengths, temperature=texts.temperature) -> jax.Array:
+            return logprobs(random_model(cfg), cfg, tokens, lengths, temperature=temperature, schedule=schedule_of(cfg))
+
+        return jax.jit(found)(*given)
+
+    assert num_differing(with_constants(), texts) == 0
+    monkeypatch.setattr(sys.modules[logprobs.__module__], "unknown", lambda params, *given: params)
+    assert num_differing(with_constants(), texts) > 0
+
+
+@pytest.mark.optimised
+def test_logits_of_weights_that_are_constants_of_a_program_have_the_same_bits():
+    cfg = in_dtype("post norms, width norms", "float32")
+    params = random_model(cfg)
+    tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (2, 40)).astype(np.int32)
+    as_argument = jax.jit(lambda params, tokens: logits(params, cfg, tokens, schedule=schedule_of(cfg)))(params, tokens)
+    constant = jax.jit(lambda tokens: logits(params, cfg, tokens, schedule=schedule_of(cfg)))(tokens)
+    assert (bits(constant) == bits(as_argument)).all()
+
+
+@pytest.mark.optimised
+def test_frozen_scales_next_to_weights_with_a_gradient_change_no_bit():
+    """Weights of the head have the gradient; texts and all other weights are constants of the program."""
+    cfg = in_dtype("post norms, width norms", "float32")
+    texts = generated(cfg, 8)
+    frozen = random_model(cfg)
+
+    def loss(head: jax.Array) -> tuple[jax.Array, jax.Array]:
+        params = {**frozen, "head": head}
+        found = logprobs(params, cfg, *texts[:2], temperature=texts.temperature, schedule=schedule_of(cfg))
+        return found.sum(), found
+
+    (_, found), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(frozen["head"])
+    assert num_differing(found, texts) == 0
+    assert float(jnp.abs(grad).max()) > 0
 
 
 @pytest.mark.optimised
