@@ -4,8 +4,9 @@
     nice python -m scripts.measure_on_policy --cost --json out/cost.json     processor time in turns, and memory
 
 Bits: texts of one to three pages of 16, at four temperatures; alone, in a gradient's program with and without remat, and among
-1, 3 and 8 rows; and the 20 likeliest tokens of each position at a temperature of 1. The control is the forward pass of
-ordinary training. The exit code is 1 if a bit differs, or if the control has all bits in a row of the table.
+1, 3 and 8 rows; and the 20 likeliest tokens of each position, which are the whole distribution of the kind `tokens_20`. The
+control is the forward pass of ordinary training. The exit code is 1 if a bit differs, or if the control has all bits in a row
+of the table.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from detspec.sampler import logprobs_at, tempered
 from scripts.ablations.on_policy import ordinary_logprobs
 from scripts.ablations.table import text_of
 
+SIZES = {"vocab_size": 256, "d_model": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "d_ff": 128}
 GEMMA: dict[str, Any] = {"activation": "gelu_tanh", "norm_plus_one": True, "scale_embeddings": True, "post_norms": True}
 SLIDING: dict[str, Any] = {"sliding_window": 11, "sliding_layers": (True, False)}
 LAYER_NORM: dict[str, Any] = {"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "activation": "gelu"}
@@ -50,6 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True, **SLIDING},
     "experts": {"experts": MixtureOfExperts(8, 3, 24, renormalised=True), "dense_layers": (True, False)},
     "alibi": {"position_encoding": "alibi"},
+    "tokens_20": {"vocab_size": 20},
 }
 DTYPES = ("bfloat16", "float16", "float32")
 TEMPERATURES = (0.6, 0.9, 1.0, 1.7)
@@ -107,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def bits(kind: str, dtype: str, number: int) -> dict[str, Any]:
     """How many log-probabilities were compared with an engine's, and how many of them differ."""
-    cfg = ds.dense_config(256, 64, 2, 4, 2, 16, 128, max_position=LENGTH, dtype=dtype, **KINDS[kind])
+    cfg = ds.dense_config(**{**SIZES, "max_position": LENGTH, "dtype": dtype, **KINDS[kind]})
     model = random_model(cfg)
     schedule = ds.default_schedule(cfg).with_numerics(page=PAGE)
     engine = ds.Engine(model, ds.EngineConfig(32, LENGTH, schedule=schedule, method="none"))
@@ -122,7 +125,8 @@ def bits(kind: str, dtype: str, number: int) -> dict[str, Any]:
             for n in (1, 3, 8)
         },
     }
-    likely, likely_differ = likeliest(engine, texts)
+    by_temperature = [likeliest(engine, texts, temperature) for temperature in TEMPERATURES]
+    likely, likely_differ, whole = (sum(each) for each in zip(*by_temperature, strict=True))
     ordinary = jax.jit(
         lambda params: ordinary_logprobs(params, cfg, jnp.asarray(texts.tokens), jnp.asarray(texts.temperatures))
     )
@@ -135,6 +139,7 @@ def bits(kind: str, dtype: str, number: int) -> dict[str, Any]:
         **differ,
         "of likeliest": likely,
         "likeliest": likely_differ,
+        "whole distributions": whole,
         "positions": int(texts.is_new.sum()),
         "ordinary differ": texts.num_differing(ordinary(model.params)),
     }
@@ -185,26 +190,27 @@ def in_gradient(model: ds.Model, schedule: ds.Schedule, texts: Texts, *, remat: 
     return found
 
 
-def likeliest(engine: ds.Engine, texts: Texts) -> tuple[int, int]:
-    """How many log-probabilities of the likeliest tokens were compared, and how many differ; at a temperature of 1."""
-    listed = [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
-    scored = engine.score(listed, 1, ds.SamplingParams(temperature=1.0, logprobs=LIKELIEST, logprobs_mode="tempered"))
+def likeliest(engine: ds.Engine, texts: Texts, temperature: float) -> tuple[int, int, int]:
+    """How many log-probabilities of likeliest tokens were compared, how many differ, and how many positions list all tokens.
+
+    Texts are those that were generated at `temperature`; they are scored at it.
+    """
+    chosen = texts.temperatures == np.float32(temperature)
+    listed = [row[:n].tolist() for row, n in zip(texts.tokens[chosen], texts.lengths[chosen], strict=True)]
+    sampling = ds.SamplingParams(temperature=temperature, logprobs=LIKELIEST, logprobs_mode="tempered")
+    scored = engine.score(listed, 1, sampling)
     params, cfg = engine.model.params, engine.model.cfg
     sum_row = sum_fn(engine.schedule.numerics)
-    of_all = jax.jit(lambda tokens: logits(params, cfg, tokens, schedule=engine.schedule))(texts.tokens)
-    at = jax.jit(lambda rows, tokens, ones: logprobs_at(tempered(rows, ones), tokens, sum_row))
-    compared = differ = 0
-    for first in range(0, len(listed), 64):
-        some = scored[first : first + 64]
-        rows = jnp.concatenate([of_all[first + row, : len(each.top_logprobs)] for row, each in enumerate(some)])
-        pairs = [top for each in some for top in each.top_logprobs]
-        tokens = np.asarray([[token for token, _ in top] for top in pairs], np.int32)
-        values = np.asarray([[logprob for _, logprob in top] for top in pairs], np.float32)
-        ones = np.ones(len(rows), np.float32)
-        found = np.stack([np.asarray(at(rows, tokens[:, rank], ones)) for rank in range(LIKELIEST)], axis=1)
-        compared += found.size
-        differ += int((found.view(np.uint32) != values.view(np.uint32)).sum())
-    return compared, differ
+    of_all = jax.jit(lambda tokens: logits(params, cfg, tokens, schedule=engine.schedule))(texts.tokens[chosen])
+    at = jax.jit(lambda rows, tokens, temperatures: logprobs_at(tempered(rows, temperatures), tokens, sum_row))
+    rows = jnp.concatenate([of_all[row, : len(each.top_logprobs)] for row, each in enumerate(scored)])
+    pairs = [top for each in scored for top in each.top_logprobs]
+    tokens = np.asarray([[token for token, _ in top] for top in pairs], np.int32)
+    values = np.asarray([[logprob for _, logprob in top] for top in pairs], np.float32)
+    temperatures = np.full(len(rows), temperature, np.float32)
+    found = np.stack([np.asarray(at(rows, tokens[:, rank], temperatures)) for rank in range(LIKELIEST)], axis=1)
+    whole = sum(len({token for token, _ in top}) == cfg.vocab_size for top in pairs)
+    return found.size, int((found.view(np.uint32) != values.view(np.uint32)).sum()), whole
 
 
 def cost(name: str, dtype: str, rounds: int) -> list[dict[str, Any]]:
