@@ -2,7 +2,7 @@
 
     python scripts/audit_elsewhere.py --json docs/data/integer_processors.json
 
-zig compiles audit.c for each processor, and qemu runs it. zig is installed from PyPI into an environment of its own below `out`,
+zig compiles audit.c for each processor, and qemu runs it. zig is installed from PyPI into an environment below `out`,
 and qemu's programs are unpacked there from Debian's package if they are not on the path. qemu emulates a processor's
 instructions: this shows that the source means the same with other sizes of words, orders of bytes and code of compilers.
 """
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import detspec as ds
-from detspec.checkpoint.to_integer import spec_model
 from detspec.errors import InputError
 from detspec.integer import spec
 from detspec.integer.audit import AuditedText, audited_by_c, audited_by_spec, compile_audit, sha256_of, write_model
+from detspec.model.to_integer import spec_model
 from detspec.native.processor import find_compiler
 
 OUT = Path(__file__).parents[1] / "out" / "elsewhere"

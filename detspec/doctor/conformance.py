@@ -85,20 +85,17 @@ def device_functions(**others: Callable[..., Any]) -> Any:
     own |= {name: getattr(integer_choices, name) for name in ("logprobs", "tempered")}
     own |= {"kept": kept, "penalised": penalised, **others}
     compiled = {name: partial(_run, jax.jit(fn)) for name, fn in own.items()}
-    # These take a size or steps that a program knows.
-    sized: dict[str, Callable[..., Any]] = {
-        "attended": partial(_attended, functions),
-        "gumbel": functions.gumbel,
-        "normed": functions.normed,
-        "turned_by": integer.turned_by,
-        **others,
+    # The last argument of these is one that a program knows.
+    sized: dict[str, tuple[Callable[..., Any], int]] = {
+        "attended": (partial(_attended, functions), 4),
+        "gumbel": (functions.gumbel, 2),
+        "normed": (functions.normed, 2),
+        "turned_by": (integer.turned_by, 1),
     }
-    names = ("attended", "gumbel", "normed", "turned_by")
-
-    def with_size(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: _run(jax.jit(lambda *arrays: fn(*arrays, given[-1])), *given[:-1])
-
-    return SimpleNamespace(**compiled, **{name: with_size(sized[name]) for name in names})
+    compiled |= {
+        name: partial(_run, jax.jit(others.get(name, fn), static_argnums=number)) for name, (fn, number) in sized.items()
+    }
+    return SimpleNamespace(**compiled)
 
 
 def _attended(functions: IntegerFunctions, q: Any, keys: Any, values: Any, visible: jax.Array, sizes: Any) -> jax.Array:
@@ -121,8 +118,9 @@ def _attended(functions: IntegerFunctions, q: Any, keys: Any, values: Any, visib
 def _run(fn: Callable[..., Any], *given: Any) -> Any:
     """Calls a compiled function with int32 and smaller types in place of numpy's int64."""
 
-    def on_device(x: Any) -> jax.Array:
-        x = np.asarray(x)
+    def on_device(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
         return jnp.asarray(x.astype(np.int32) if x.dtype == np.int64 else x)
 
     return jax.tree.map(np.asarray, fn(*jax.tree.map(on_device, given)))

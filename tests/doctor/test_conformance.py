@@ -1,0 +1,108 @@
+"""Conformance with "integer/1": this device gives the hashes of the package, and each falsified operation is named."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.doctor import conformance as doctor
+from detspec.doctor.conformance import ConformanceReport, device_functions
+from detspec.integer import conformance, spec
+from detspec.ops import integer, integer_choices, integer_pages
+
+KNOWN = {name: digest for name, digest in conformance.expected().items() if name != conformance.TEXTS}
+
+
+@pytest.fixture(scope="module")
+def functions() -> SimpleNamespace:
+    return device_functions()
+
+
+@pytest.fixture(scope="module")
+def found(functions) -> dict[str, str]:
+    return conformance.digests(functions)
+
+
+def test_operations_of_this_device_have_the_hashes_of_the_package(found):
+    assert found == KNOWN
+
+
+def test_definition_has_them_too():
+    assert conformance.digests() == KNOWN
+
+
+def test_operations_in_xla_have_them_where_there_are_kernels(monkeypatch, found):
+    monkeypatch.setattr(
+        doctor,
+        "integer_functions",
+        lambda numerics: doctor.IntegerFunctions(
+            lambda row, matrix: [integer.product(row, matrix)],
+            integer.normed,
+            integer.gated,
+            integer_pages.appended,
+            integer_pages.attended,
+            integer_choices.gumbel,
+        ),
+    )
+    assert conformance.digests(device_functions()) == found
+
+
+def with_another_bit(right: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation one bit of whose result is another one."""
+
+    def wrong(*given: Any) -> Any:
+        found = right(*given)
+        first, *others = found if isinstance(found, tuple) else (found,)
+        first = np.array(first)
+        first.reshape(-1)[5] ^= 1
+        return type(found)(first, *others) if hasattr(found, "_fields") else (first, *others) if others else first
+
+    return wrong
+
+
+CASES = {
+    "rounded_shift": "rounded shift",
+    "scaled": "scaled",
+    "added": "sum with limits",
+    "normed": "norm",
+    "product": "product",
+    "turned_by": "turns",
+    "sine": "sine",
+    "cached": "keys and values",
+    "attended": "attention",
+    "power": "power of two",
+    "gated": "gate",
+    "logprobs": "log-probabilities",
+    "gumbel": "noise",
+    "tempered": "temperature",
+    "kept": "filters",
+    "penalised": "penalties",
+}
+
+
+def test_each_operation_has_a_case():
+    assert list(CASES.values()) == list(KNOWN)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_control_operation_with_one_other_bit_is_named(name, functions):
+    changed = SimpleNamespace(**{**vars(functions), name: with_another_bit(getattr(functions, name))})
+    expected = conformance.expected()
+    report = ConformanceReport("a device", {**expected, **conformance.digests(changed)}, expected)
+    assert report.differing[0] == CASES[name]
+    assert f"the operation '{CASES[name]}' has other bits here" in report.table()
+
+
+def test_wrong_constant_is_found():
+    """A real falsification, in the arithmetic itself: a rounding down instead of half up."""
+    down = device_functions(rounded_shift=lambda x, r: x >> jnp.minimum(r, 31))
+    assert conformance.digests(down)["rounded shift"] != KNOWN["rounded shift"]
+
+
+def test_report_of_equal_hashes_has_one_for_all():
+    report = ConformanceReport("a device", conformance.expected(), conformance.expected())
+    assert f"OK {conformance.of_all(conformance.expected())}" in report.table()
+    assert spec.VERSION in report.table()
