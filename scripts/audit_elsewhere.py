@@ -2,8 +2,8 @@
 
     python scripts/audit_elsewhere.py --json docs/data/integer_processors.json
 
-zig compiles audit.c for each processor, and qemu runs it. zig is installed from PyPI into an environment below `out`,
-and qemu's programs are unpacked there from Debian's package if they are not on the path. qemu emulates a processor's
+zig compiles audit.c for each processor, and qemu runs it. zig is installed from PyPI into an environment of its own below
+`out`, and qemu's programs are unpacked there from Debian's package if they are not on the path. qemu emulates a processor's
 instructions: this shows that the source means the same with other sizes of words, orders of bytes and code of compilers.
 """
 

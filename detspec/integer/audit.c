@@ -97,7 +97,8 @@ static Matrix matrix(int m, int n) {
 static void read_model(void) {
     if (word() != MAGIC) fail("this is no model of integer/1");
     L = number_in(1, 10000), D = number_in(1, 32768), F = number_in(1, 131072), N = number_in(1, 4096);
-    K = number_in(1, N), H = number_in(2, 512), V = number_in(1, 262144);
+    K = number_in(1, N), H = number_in(2, 512), V = number_in(1, 262128);
+    if (N % K || H % 2 || N * H > 131072) fail("the model has heads that do not fit");
     score_mantissa = number_in(1 << 14, 1 << 15), score_exponent = number_in(-1000, 1000), epsilon = number_in(1, INT32_MAX);
     SINES = numbers(1025), LOGS = numbers(257), INVERSE_ROOTS = numbers(256);
     embed = numbers((size_t) V * D);
@@ -377,11 +378,12 @@ static i64 fixed(u32 bits) {
 
 static i64 penalised(i64 logit, i32 seen, i32 count, const Wishes *asked) {
     int e, of_frequency;
-    i64 m = number(asked->repetition, &e), frequency = number(asked->frequency, &of_frequency);
-    if (seen && size_of(logit) < LIMIT) logit = logit > 0 ? scaled(logit, (1 << 30) / m, 30 + e) : scaled(logit, m, -e);
+    i64 given = logit, m = number(asked->repetition, &e), frequency = number(asked->frequency, &of_frequency);
+    if (seen) logit = logit > 0 ? scaled(logit, (1 << 30) / m, 30 + e) : scaled(logit, m, -e);
     i64 of_count = scaled(count, frequency, -(of_frequency + 16));
     logit = added(logit, asked->frequency >> 31 ? of_count : -of_count);
-    return count ? added(logit, -fixed(asked->presence)) : logit;
+    if (count) logit = added(logit, -fixed(asked->presence));
+    return size_of(given) >= LIMIT ? given : between(-LIMIT + 1, logit, LIMIT - 1);
 }
 
 static int descending(const void *a, const void *b) {
@@ -397,7 +399,7 @@ static i64 kept_from(const Wishes *asked) {
     for (int i = 0; i < V; i++) ordered[i] = below[i];
     qsort(ordered, V, sizeof *ordered, descending);
     if (0 < asked->top_k && asked->top_k < (u32) V) least = larger(least, ordered[asked->top_k - 1]);
-    if (asked->top_p >= ONE) return least;
+    if (share >= 1 << 16) return least;
     for (int i = 0; i < V && ordered[i] >= least; i++) total += weight_of(-ordered[i]);
     for (int i = 0; i < V && ordered[i] >= least; i++) {
         if (i && ordered[i] < ordered[i - 1]) likelier = so_far; /* equals are kept together */

@@ -8,8 +8,10 @@ Sums of integers are associative: any batch, order, split, number of chips, libr
     Cached     int8 with mantissa and exponent for each token and head: a key, or a value
 
 There are two roundings, `rounded_shift` and `scaled`, both half up. A number at `+-LIMIT` has left its range, and so has all
-that is made of it, up to the logits: then the text ends with an error. Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`,
-`H <= 512`, `V <= 262128` and 131072 positions; then no sum leaves int32 or uint32, as tests/integer/test_intervals.py proves.
+that is made of it: where a logit is at `LIMIT`, the text ends with an error.
+
+Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 262128` and 131072 positions. Then no sum leaves int32 or
+uint32, as tests/integer/test_intervals.py proves.
 """
 
 from collections.abc import Sequence
@@ -154,7 +156,7 @@ def product(row: Activations, matrix: IntMatrix, bias: Array | None = None) -> A
 
 
 def inverse_root(total: Array) -> tuple[Array, Array]:
-    """`(root, half)` for `1 <= total < 2**62`: `1 / sqrt(total)` is about `root * 2**(-30 - half)`, `2**14 <= root <= 2**15`.
+    """`(root, half)` for `1 <= total < 2**53`: `1 / sqrt(total)` is about `root * 2**(-30 - half)`, `2**14 <= root <= 2**15`.
 
     A table gives 8 bits, two steps of Newton's iteration the rest.
     """
@@ -233,7 +235,7 @@ def attended(q: Activations, keys: Cached, values: Cached, visible: Array, shape
         a, shift = power(np.where(visible, largest - score, 0))
         p = np.where(visible, rounded_shift(a, shift + 1), 0)  # 14 fraction bits
         highest = np.where(visible, values.exponent[None, :, k], -(2**31)).max(-1, keepdims=True)
-        weight = rounded_shift(p * values.mantissa[None, :, k], np.minimum(15 + highest - values.exponent[None, :, k], 31))
+        weight = rounded_shift(p * values.mantissa[None, :, k], np.clip(15 + highest - values.exponent[None, :, k], 15, 31))
         sums = rounded_shift(dot(np.where(visible, weight, 0), values.values[:, k]), 8)
         of_all = p.sum(-1)
         fall = bit_length(of_all) - 15
@@ -320,7 +322,7 @@ def _joined(before: Cached, new: Cached) -> Cached:
     return Cached(*(np.concatenate(both) for both in zip(before, new, strict=True)))
 
 
-# --- Log2-probabilities and choices -------------------------------------------------------------------------------------------
+# --- Log-probabilities and choices -------------------------------------------------------------------------------------------
 
 
 def log2(u: Array) -> Array:
@@ -347,7 +349,7 @@ def weights_of(below: Array) -> Array:
 
 
 def logprobs(logits: Array, tokens: Array) -> Array:
-    """Log2-probabilities of `tokens [R]` under fixed `logits [R, V]`, fixed, at least -256."""
+    """Log-probabilities of `tokens [R]` under fixed `logits [R, V]`, fixed, at least -256."""
     largest = logits.max(-1, keepdims=True)
     total = weights_of(largest - logits).sum(-1)
     fall = np.maximum(bit_length(total) - 32, 0)
@@ -408,16 +410,22 @@ def tempered(logits: Array, temperature: Array) -> Array:
 def penalised(logits: Array, seen: Array, count: Array, repetition: Array, frequency: Array, presence: Array) -> Array:
     """Fixed `logits [R, V]` after three penalties `[R]`, float32: `seen` in the text, `count` of times among what is new.
 
-    Those at `+-LIMIT` stay there.
+    Those at `+-LIMIT` stay there, and no other gets there: a penalty takes no text out of the range.
     """
+    given = logits
     m, e = number(repetition)
     less = scaled(logits, (2**30 // m)[:, None], (30 + e)[:, None])
     more = scaled(logits, m[:, None], -e[:, None])
-    logits = np.where(seen & (np.abs(logits) < LIMIT), np.where(logits > 0, less, more), logits)
+    logits = np.where(seen, np.where(logits > 0, less, more), logits)
     m, e = number(np.where(frequency == 0, np.float32(1), np.abs(frequency)))
     of_count = scaled(count, m[:, None], -(e + FRACTION)[:, None]) * np.sign(frequency).astype(np.int64)[:, None]
     of_presence = np.where(count > 0, fixed(presence)[:, None], 0)
-    return added(added(logits, -of_count), -of_presence)
+    return held(given, added(added(logits, -of_count), -of_presence))
+
+
+def held(given: Array, found: Array) -> Array:
+    """Logits `found` of those `given`: between `+-(LIMIT - 1)`, and at `+-LIMIT` where they were before."""
+    return np.where(np.abs(given) >= LIMIT, given, np.clip(found, -LIMIT + 1, LIMIT - 1))
 
 
 class Wishes(NamedTuple):
@@ -443,12 +451,13 @@ def kept(below: Array, asked: Wishes) -> Array:
         if 0 < asked.top_k[r] < len(row):
             floor = max(floor, int(np.sort(row)[-asked.top_k[r]]))
         found[r] = row >= floor
-        if asked.top_p[r] < 1:
-            p = np.where(found[r], weights_of(-row), 0)
-            share = int(fixed(asked.top_p[r : r + 1])[0])
-            for token in np.flatnonzero(found[r]):
-                likelier = int(p[row > row[token]].sum())
-                found[r, token] = (likelier << FRACTION) < int(p.sum()) * share or row[token] >= 0
+        share = int(fixed(asked.top_p[r : r + 1])[0])
+        if share < 2**FRACTION and found[r].any():
+            ordered = np.sort(row[found[r]])[::-1]
+            p = weights_of(-ordered)
+            likelier = np.cumsum(p) - p  # of equals, the first has the right one
+            is_likely = ((likelier << FRACTION) < p.sum() * share) | (ordered >= 0)
+            found[r] &= row >= ordered[is_likely.sum() - 1]
     return found
 
 

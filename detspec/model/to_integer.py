@@ -120,6 +120,8 @@ def spec_model(cfg: ModelConfig, params: Params) -> tuple[dict[str, Any], spec.S
     """An integer model of `cfg` as `detspec.integer.spec.Text` takes it: weights in numpy, and what they do not show."""
     mixers = [layer.mixer for layer in cfg.layers]
     first = mixers[0]
+    if len({(mixer.num_heads, mixer.num_kv_heads, mixer.scores.scale) for mixer in mixers}) > 1:
+        raise InputError("oracles take models whose layers have the same heads and the same scale of scores")
     mantissa, exponent = first.score_scale_of_two()
     shape = spec.Sizes(
         num_heads=first.num_heads,

@@ -1,4 +1,4 @@
-"""Log2-probabilities, noise and filters of integer models, in int32 and uint32: the functions of `detspec.integer.spec`.
+"""Log-probabilities, noise and filters of integer models, in int32 and uint32: the functions of `detspec.integer.spec`.
 
 Sums over a vocabulary are held in two words, `high * 2**14 + low`.
 """
@@ -186,19 +186,25 @@ def _is_less(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def biased(logits: jax.Array, bias: jax.Array) -> jax.Array:
-    """Fixed `logits` plus a float32 `bias`, see `spec.added`."""
-    return added(logits, fixed(bias))
+    """Fixed `logits` plus a float32 `bias`, see `spec.held`."""
+    return held(logits, added(logits, fixed(bias)))
+
+
+def held(given: jax.Array, found: jax.Array) -> jax.Array:
+    """See `spec.held`."""
+    return jnp.where(jnp.abs(given) >= LIMIT, given, jnp.clip(found, -LIMIT + 1, LIMIT - 1))
 
 
 def penalised(logits: jax.Array, seen: jax.Array, count: jax.Array, asked: Any) -> jax.Array:
     """See `spec.penalised`; `seen [R, V]` bool, `count [R, V]` int32."""
+    given = logits
     m, e = number(asked.repetition_penalty)
     less = scaled(logits, lax.div(jnp.full_like(m, 2**30), m)[:, None], (30 + e)[:, None])
     more = scaled(logits, m[:, None], -e[:, None])
-    logits = jnp.where(seen & (jnp.abs(logits) < LIMIT), jnp.where(logits > 0, less, more), logits)
+    logits = jnp.where(seen, jnp.where(logits > 0, less, more), logits)
     of_count = _times_number(count, asked.frequency_penalty[:, None])
     of_presence = jnp.where(count > 0, fixed(asked.presence_penalty)[:, None], 0)
-    return added(added(logits, -of_count), -of_presence)
+    return held(given, added(added(logits, -of_count), -of_presence))
 
 
 def _times_number(count: jax.Array, x: jax.Array) -> jax.Array:

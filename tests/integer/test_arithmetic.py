@@ -446,10 +446,17 @@ CASES = {
     ),
     "biased": Case(
         integer_choices,
-        lambda x, bias: spec.added(x, spec.fixed(bias)),
+        lambda x, bias: spec.held(x, spec.added(x, spec.fixed(bias))),
         lambda copy: copy.biased,
         lambda rng: (numbers(rng, NUM), floats(rng, NUM)),
         (("biased", "fixed(bias)", "-fixed(bias)"),),
+    ),
+    "held": plainly(
+        integer_choices,
+        "held",
+        lambda rng: (numbers(rng, NUM), numbers(rng, NUM)[::-1].copy()),
+        ("LIMIT - 1)", "LIMIT)"),
+        ("-LIMIT + 1", "-LIMIT"),
     ),
     "penalised": Case(
         integer_choices,
@@ -461,7 +468,8 @@ CASES = {
             ("penalised", "30 + e", "29 + e"),
             ("penalised", "count > 0", "count > 1"),
             ("penalised", "-of_count", "of_count"),
-            ("penalised", "seen & (jnp.abs(logits) < LIMIT)", "seen"),
+            ("penalised", "held(given, ", "held(logits, "),
+            ("held", "LIMIT - 1)", "LIMIT)"),
             ("_times_number", "bits < 0, -size", "bits < 0, size"),
             ("_times_number", "e + FRACTION", "e + FRACTION - 1"),
         ),
