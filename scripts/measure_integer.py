@@ -1,11 +1,17 @@
-"""Cost of integer models against the same models in bfloat16, side by side: steps of decoding, and reading a prompt.
+"""Cost of integer models against the same models in bfloat16, side by side, or with --loss what they lose.
 
     python scripts/measure_integer.py --presets tiny_python random_100m --requests 1 32 --json out/integer.json
+    python scripts/measure_integer.py --loss --json out/loss.json
 
-Both engines take turns in one process; the fastest round of each counts, since noise only adds time. Both are deterministic.
+Cost: steps of decoding, and reading a prompt. Both engines take turns in one process; the fastest round of each counts, since
+noise only adds time. Both are deterministic.
+
+Loss: nats a token of the shipped model on texts that it was not trained on, rows of 512 tokens, in bfloat16, in float32, with
+weights in int8, and in integers; and how often the likeliest token is that of float32.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -13,13 +19,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import detspec as ds
 from detspec.bench.bench import bench_prompts, random_model
+from detspec.checkpoint.load import cast_params
 from detspec.model.to_integer import with_weights
 from detspec.presets import preset
 from detspec.progress import Progress
+from detspec.train.corpus import read_corpus
 
 KINDS = (None, "integer")
+LENGTH = 512  # tokens of a text whose loss is measured
+HELDOUT = 25  # one file in so many is held out
 SHORT = 64  # tokens of the prompts whose continuations are timed
 
 
@@ -31,8 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt that is read")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--loss", action="store_true", help="measure what the shipped model loses, instead of cost")
+    parser.add_argument("--rows", type=int, default=40, metavar="N", help="with --loss: texts of 512 tokens")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
+    if args.loss:
+        return print_losses(args.rows, args.json)
     rows = []
     with Progress(0, "models") as progress:
         for name in args.presets:
@@ -46,9 +62,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         what = f"{row['requests']} requests" if "requests" in row else f"prompt {row['prompt']}"
         print(f"{row['preset']:14} {what:>12} {row['float_ms']:9.2f} ms {row['integer_ms']:9.2f} ms {row['ratio']:7.2f}")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write(rows, args.json)
+    return 0
+
+
+def write(rows: list[dict[str, Any]], file: Path | None) -> None:
+    """Writes the JSON, if it is asked for."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def print_losses(num_rows: int, file: Path | None) -> int:
+    """Prints nats a token and how often the likeliest token is that of float32."""
+    full = ds.load()
+    cfg, params = cast_params(full.cfg, full.params, "float32")
+    models = {
+        "float32": dataclasses.replace(full, cfg=cfg, params=params),
+        "bfloat16": full,
+        "int8 weights": ds.load(weights="int8"),
+        "integer": ds.load(weights="integer"),
+    }
+    assert full.tokenizer is not None
+    corpus = read_corpus("python_stdlib", HELDOUT)
+    ids = [token for text in corpus.heldout for token in (0, *full.tokenizer.encode(text.text, add_special_tokens=False))]
+    texts = [ids[i * LENGTH : (i + 1) * LENGTH + 1] for i in range(num_rows)]
+    found = {}
+    with Progress(0, "models") as progress:
+        for name, model in models.items():
+            progress.stage(name)
+            engine = ds.Engine(model, ds.EngineConfig(max_requests=8, max_len=LENGTH + 8, method="none"))
+            scored = engine.score(texts, sampling=ds.SamplingParams(logprobs=1))
+            likeliest = [place[0][0] for each in scored for place in each.top_logprobs]
+            found[name] = -float(np.mean([each.logprobs for each in scored])), likeliest
+    rows = []
+    of_bfloat16 = found["bfloat16"][0]
+    for name, (nats, likeliest) in found.items():
+        agree = float(np.mean(np.asarray(likeliest) == np.asarray(found["float32"][1])))
+        rows.append(
+            {"model": name, "tokens": len(likeliest), "nats": nats, "over_bfloat16": nats / of_bfloat16 - 1, "agree": agree}
+        )
+        print(
+            f"{name:14} {nats:.5f} nats a token, {100 * (nats / of_bfloat16 - 1):+.3f} %   likeliest as in float32 {agree:.4f}"
+        )
+    write(rows, file)
     return 0
 
 
