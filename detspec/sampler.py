@@ -45,6 +45,9 @@ class Numbers(NamedTuple):
     # (logits [R, V], seen [R, V], count [R, V], rows) -> [R, V], after repetition, frequency and presence penalty
     penalised: Callable[[jax.Array, jax.Array, jax.Array, SamplingArrays], jax.Array]
     lowest: float | int  # the logit of a token that must not be chosen
+    is_random: Callable[[jax.Array], jax.Array]  # temperature [R] -> whether it is above 0
+    is_filtered: Callable[[SamplingArrays], jax.Array]  # see `filters.is_filtered`
+    has_penalties: Callable[[SamplingArrays], jax.Array]  # rows that `penalised` may change, [R] bool
 
 
 def numbers_of(logits: jax.Array, numerics: Numerics | None = None) -> Numbers:
@@ -73,7 +76,7 @@ def sample(
     """
     numbers = numbers_of(logits_f32, numerics)
     with jax.named_scope("sample"):
-        random = rows.temperature > 0
+        random = numbers.is_random(rows.temperature)
 
         def perturb(logits: jax.Array) -> jax.Array:
             noise = numbers.noise(rows.seed, position, logits.shape[1])
@@ -85,7 +88,9 @@ def sample(
             tokens = first_largest(chosen_by)
             return tokens, numbers.logprobs_at(logits_f32, tokens)
         tokens = jax.lax.cond(
-            jnp.any(is_filtered(rows)), lambda: numbers.first_kept(chosen_by, scaled, rows), lambda: first_largest(chosen_by)
+            jnp.any(numbers.is_filtered(rows)),
+            lambda: numbers.first_kept(chosen_by, scaled, rows),
+            lambda: first_largest(chosen_by),
         )
         raw = numbers.logprobs_at(logits_f32, tokens)
 
@@ -170,7 +175,7 @@ def _penalised(logits: jax.Array, seen: jax.Array, count: jax.Array, rows: Sampl
 def process_if_asked(shared: Any, rows: Rows, logits_f32: jax.Array) -> jax.Array:
     """`Rider.logits` of `SAMPLING`: runs `process_logits` only if it may change a row."""
     asked: SamplingArrays = rows.state
-    penalised = (asked.repetition_penalty != 1) | (asked.frequency_penalty != 0) | (asked.presence_penalty != 0)
+    penalised = numbers_of(logits_f32).has_penalties(asked)
     changes = penalised | (rows.position < asked.min_len) | (asked.bias_ids != NO_TOKEN).any(-1)
 
     def process(logits: jax.Array) -> jax.Array:
@@ -186,6 +191,10 @@ def _asked_logits(logits_f32: jax.Array, scaled: jax.Array, rows: SamplingArrays
     asked = (rows.logprobs_mode == TEMPERED)[:, None]
     others = jnp.where(asked, numbers.tempered(logits_f32, rows.temperature), logits_f32)
     return jnp.where(processed[:, None], numbers.narrowed(scaled, rows, processed), others)
+
+
+def _has_penalties(rows: SamplingArrays) -> jax.Array:
+    return (rows.repetition_penalty != 1) | (rows.frequency_penalty != 0) | (rows.presence_penalty != 0)
 
 
 def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int) -> jax.Array:
@@ -289,6 +298,9 @@ FLOATS = Numbers(
     biased=jnp.add,
     penalised=_penalised,
     lowest=-jnp.inf,
+    is_random=lambda temperature: temperature > 0,
+    is_filtered=is_filtered,
+    has_penalties=_has_penalties,
 )
 INTEGERS = Numbers(
     tempered=integer_choices.tempered,
@@ -299,6 +311,9 @@ INTEGERS = Numbers(
     biased=integer_choices.biased,
     penalised=integer_choices.penalised,
     lowest=-LIMIT,
+    is_random=integer_choices.is_positive,
+    is_filtered=integer_choices.is_filtered,
+    has_penalties=integer_choices.has_penalties,
 )
 
 

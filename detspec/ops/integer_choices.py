@@ -13,6 +13,7 @@ from detspec.integer.spec import BEND, FRACTION, GUMBEL_SHIFT, LIMIT, LN_2, LOG2
 from detspec.ops.gumbel import threefry2x32
 from detspec.ops.integer import I32, U32, added, bit_length, power, rounded_shift, scaled
 
+ONE = 0x3F80_0000  # the bits of 1 in float32
 WORD = 14  # bits of the lower word of a sum
 
 
@@ -131,6 +132,20 @@ def tempered(logits: jax.Array, temperature: jax.Array) -> jax.Array:
 def is_positive(x: jax.Array) -> jax.Array:
     """Whether a float32 is positive, by its bits."""
     return lax.bitcast_convert_type(x, I32) > 0
+
+
+def is_filtered(asked: Any) -> jax.Array:
+    """See `filters.is_filtered`; by the bits of floats."""
+    is_share = lax.bitcast_convert_type(asked.top_p, I32) < ONE
+    return is_positive(asked.temperature) & ((asked.top_k > 0) | is_share | is_positive(asked.min_p))
+
+
+def has_penalties(asked: Any) -> jax.Array:
+    """Rows that `penalised` may change, `[R]` bool; by the bits of floats."""
+    repetition, *others = (
+        lax.bitcast_convert_type(x, I32) for x in (asked.repetition_penalty, asked.frequency_penalty, asked.presence_penalty)
+    )
+    return (repetition != ONE) | (others[0] != 0) | (others[1] != 0)
 
 
 def kept_from(below: jax.Array, asked: Any) -> jax.Array:

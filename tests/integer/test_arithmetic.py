@@ -404,6 +404,20 @@ CASES = {
         lambda rng: (np.append(floats(rng, NUM), np.float32([0, -0.0, 1e-38, -1e-38])),),
         (("is_positive", "> 0", ">= 0"), ("is_positive", "> 0", "!= 0")),
     ),
+    "is_filtered": Case(
+        integer_choices,
+        lambda asked: (asked.temperature > 0) & ((asked.top_k > 0) | (asked.top_p < 1) | (asked.min_p > 0)),
+        lambda copy: copy.is_filtered,
+        lambda rng: (wishes(rng),),
+        (("is_filtered", "< ONE", "< 0"), ("is_filtered", "is_positive(asked.temperature) & ", "")),
+    ),
+    "has_penalties": Case(
+        integer_choices,
+        lambda asked: (asked[0] != 1) | (asked[1] != 0) | (asked[2] != 0),
+        lambda copy: copy.has_penalties,
+        lambda rng: (Penalties(chosen_of(rng, 1, 1, 0.5), chosen_of(rng, 0, 0, 0.5), chosen_of(rng, 0, 0, -2)),),
+        (("has_penalties", "repetition != ONE", "repetition != 0"), ("has_penalties", " | (others[1] != 0)", "")),
+    ),
     "kept_from": Case(
         integer_choices,
         lambda below, asked: spec.kept(below, asked),

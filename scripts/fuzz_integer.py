@@ -1,0 +1,176 @@
+"""Compares random integer models and rows in JAX with the definition in numpy, integer by integer.
+
+    JAX_PLATFORMS=cpu nice python -m scripts.fuzz_integer --number 10000
+
+Each trial draws one of `SHAPES`, and weights of a Student's t distribution with channels of outliers, rows of zeros, and
+embeddings from 0.03 to 4096 times as large. A pass reads a text in windows, over pages; the definition reads it at once. All
+logits must be equal, and the tokens and log-probabilities that random requests get of them, with filters and penalties.
+
+The exit code is 1 at the first difference; what is printed with it repeats that trial. Compiling is done first.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.cache import init_cache
+from detspec.checkpoint.to_integer import integer_config, integer_params, spec_model
+from detspec.config import ModelConfig, RopeScaling
+from detspec.integer import spec
+from detspec.integer.spec import LIMIT, Text, Wishes
+from detspec.model.dense import dense_config
+from detspec.model.params import param_shapes
+from detspec.model.transformer import forward
+from detspec.ops import integer_choices
+from detspec.progress import Progress
+from detspec.sampler import sample
+from detspec.sampling_params import SamplingParams, sampling_arrays
+from detspec.schedule import Numerics
+from detspec.state import SamplingArrays, Windows
+
+NUMERICS = Numerics(page=16, implementation="reference", linear="xla", cache_dtype="int8")
+LENGTH, WINDOW = 24, 8
+FIRST_SEED = 20_000
+MODES = ("raw", "processed", "tempered")
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+# vocabulary, width, layers, heads, KV heads, size of a head, width of the MLP; and what differs
+SHAPES: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((97, 32, 1, 4, 2, 8, 48), {"tie_embeddings": True}),
+    ((211, 64, 2, 4, 2, 16, 96), {"qkv_bias": True}),
+    ((150, 48, 1, 3, 1, 32, 200), {"qk_norm": True, "sliding_window": 5, "sliding_layers": (True,)}),
+    ((301, 96, 1, 2, 2, 64, 64), {"rope_scaling": RopeScaling("llama3", factor=8.0, original_max_position=16)}),
+    ((64, 40, 2, 8, 4, 4, 33), {"qkv_bias": True, "qk_norm": True, "rope_scaling": RopeScaling("linear", factor=4.0)}),
+    ((520, 256, 1, 1, 1, 128, 520), {"norm_eps": 1e-6, "rope_theta": 1e6}),
+)
+
+
+@cache
+def config(index: int) -> ModelConfig:
+    """The config in floats of a shape."""
+    sizes, changes = SHAPES[index]
+    return dense_config(*sizes, dtype="float32", **changes)
+
+
+@cache
+def program(index: int) -> Any:
+    """Logits, choices and penalised logits of a text, for a shape."""
+    cfg = integer_config(config(index))
+    empty = init_cache(cfg, max_requests=1, max_len=LENGTH, numerics=NUMERICS)
+
+    def run(params: Any, tokens: jax.Array, rows: SamplingArrays, count: jax.Array) -> Any:
+        starts = jnp.arange(0, LENGTH, WINDOW, dtype=jnp.int32)
+        each = jnp.full_like(starts, WINDOW)
+        windows = Windows(tokens=tokens.reshape(-1, WINDOW), sequence=jnp.zeros_like(starts), start=starts, count=each)
+        logits = forward(params, cfg, windows, empty, numerics=NUMERICS).logits_f32
+        positions = jnp.arange(1, LENGTH + 1, dtype=jnp.int32)
+        chosen = sample(logits, positions, rows, lambda logits: logits, numerics=NUMERICS)
+        return logits, chosen, integer_choices.penalised(logits, count > 0, count, rows)
+
+    return jax.jit(run)
+
+
+def drawn_params(cfg: ModelConfig, rng: np.random.Generator) -> Any:
+    """Weights in floats."""
+    degrees = rng.choice([1.5, 3.0, 30.0])
+    size = 2.0 ** rng.uniform(-7, 0)
+
+    def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        name = jax.tree_util.keystr(path)
+        x = rng.standard_t(degrees, leaf.shape)
+        if "norm" in name:
+            x = np.where(rng.random(leaf.shape) < 0.1, rng.uniform(-40, 40, leaf.shape), 1 + 0.2 * x)
+        elif "embed" in name:
+            x *= 2.0 ** rng.uniform(-5, 12)
+        elif "bias" not in name:
+            x *= size
+        if x.ndim == 2 and rng.random() < 0.5:
+            x[:, rng.integers(0, x.shape[1], 3)] *= 2.0 ** rng.uniform(0, 8)
+        if x.ndim == 2 and rng.random() < 0.5:
+            x[rng.integers(0, x.shape[0], 2)] = 0
+        return np.clip(x, -16_000, 16_000).astype(np.float32)
+
+    return jax.tree.map_with_path(draw, param_shapes(cfg))
+
+
+def drawn_sampling(rng: np.random.Generator) -> SamplingParams:
+    """Wishes of a request."""
+    return SamplingParams(
+        temperature=float(rng.choice([0, 0.3, 0.8, 1, 1.7, 1e-20, 1e6])),
+        top_k=int(rng.choice([0, 1, 5, 40])),
+        top_p=float(rng.choice([1, 1, 1, 1, 1, 0.9, 0.5, 1e-6])),
+        min_p=float(rng.choice([0, 0.05, 0.5, 1e-9])),
+        repetition_penalty=float(rng.choice([1, 1.3, 0.6, 1e-6, 1e6])),
+        frequency_penalty=float(rng.choice([0, 0.5, -1.7])),
+        presence_penalty=float(rng.choice([0, -0.3, 2])),
+        seed=int(rng.integers(0, 2**32)),
+        logprobs_mode=str(rng.choice(MODES)),
+    )
+
+
+def defined(params: Any, cfg: ModelConfig, tokens: np.ndarray, sampling: Sequence[SamplingParams], count: np.ndarray) -> Any:
+    """The definition's answer to what `program` works out."""
+    logits = Text(*spec_model(cfg, params)).read(tokens)
+    asked = Wishes(
+        **{name: np.asarray([getattr(s, name) for s in sampling], np.float32) for name in ("temperature", "top_p", "min_p")},
+        top_k=np.asarray([s.top_k for s in sampling]),
+        seed=np.asarray([s.seed for s in sampling]),
+    )
+    chosen = spec.chosen(logits, np.arange(1, LENGTH + 1), asked)
+    below = spec.tempered(logits, asked.temperature)
+    mode = np.asarray([MODES.index(s.logprobs_mode) for s in sampling])[:, None]
+    reported = np.where(mode == 1, np.where(spec.kept(below, asked), below, -LIMIT), np.where(mode == 2, below, logits))
+    logprobs = (spec.logprobs(reported, chosen) / 2**spec.FRACTION).astype(np.float32)
+    logprobs = np.where(logits.max(-1) >= LIMIT, np.float32(np.nan), logprobs)
+    penalties = (np.asarray([getattr(s, name) for s in sampling], np.float32) for name in PENALTIES)
+    return logits, (chosen, logprobs), spec.penalised(logits, count > 0, count, *penalties)
+
+
+def trial(seed: int) -> list[str]:
+    """Compares one model and its rows; the names of what differs."""
+    rng = np.random.default_rng(seed)
+    index = seed % len(SHAPES)
+    cfg = config(index)
+    params = integer_params(cfg, drawn_params(cfg, rng))
+    tokens = rng.integers(0, cfg.vocab_size, LENGTH)
+    sampling = [drawn_sampling(rng) for _ in range(LENGTH)]
+    count = np.where(rng.random((LENGTH, cfg.vocab_size)) < 0.1, rng.integers(1, 50, (LENGTH, cfg.vocab_size)), 0)
+    rows = jax.tree.map(jnp.asarray, sampling_arrays(sampling))
+    found = program(index)(params, jnp.asarray(tokens, jnp.int32), rows, jnp.asarray(count, jnp.int32))
+    expected = defined(params, integer_config(cfg), tokens, sampling, count)
+    names = ("logits", "tokens", "log-probabilities", "penalised logits")
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), names, strict=True)
+    return [name for a, b, name in pairs if not np.array_equal(np.asarray(a), b, equal_nan=name == names[2])]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs trials until the number, the time or equality is at its end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--number", type=int, default=10_000, help="trials")
+    parser.add_argument("--seed", type=int, default=FIRST_SEED, help="seed of the first trial; the others follow")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no trial begins after this time")
+    args = parser.parse_args(arguments)
+    began = time.monotonic()
+    done = 0
+    with Progress(args.number, "trials") as progress:
+        for seed in range(args.seed, args.seed + args.number):
+            if time.monotonic() - began > 60 * args.minutes:
+                break
+            if differs := trial(seed):
+                print(f"{', '.join(differs)} differ: python -m scripts.fuzz_integer --seed {seed} --number 1")
+                return 1
+            done += 1
+            progress.finished()
+            progress.show(f"seed {seed}")
+    print(f"{done} models of {len(SHAPES)} shapes, {done * LENGTH} rows: no difference")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

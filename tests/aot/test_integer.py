@@ -1,0 +1,45 @@
+"""Programs of integer models have no operation on floats for missing devices either; products are of int8, into int32."""
+
+from collections import Counter
+
+import compile_proof  # noqa: F401  # finds what stages of scripts/prove_on_device.py are made of
+import pytest
+from instructions import instructions
+from jax.sharding import SingleDeviceSharding
+from prove_stages.programs import engine_programs
+
+from detspec.checkpoint.to_integer import integer_config
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs, needed_plans
+from detspec.model.dense import dense_config
+from detspec.target_compilers import device_of
+from detspec.targets import target
+from tests.integer.models import SCHEDULE
+from tests.integer.test_program import LOOKS, on_floats
+
+CFG = integer_config(dense_config(512, 256, 1, 4, 2, 64, 512, qkv_bias=True))
+CONFIG = EngineConfig(max_requests=8, max_len=256, method="none", schedule=SCHEDULE)
+PRODUCTS = {"dot", "convolution"}
+
+
+def compiled(name: str, only: str) -> str:
+    """Optimised HLO of the steps, or of the replays, of an engine that runs texts of any kind."""
+    needs = Needs(deterministic=True, ordinary=False, processing=True)
+    plans = [plan for plan in needed_plans(CONFIG, SCHEDULE, CONFIG.max_requests + 1, needs) if not plan.ordinary]
+    widest = max(plans, key=lambda plan: plan.batch)  # for a single row, products are no products of matrices
+    program = next(each for each in engine_programs(CFG, CONFIG, [widest], name="engine") if only in each.name)
+    return program.lower(SingleDeviceSharding(device_of(target(name)))).compile().as_text()
+
+
+@pytest.mark.parametrize("only", ["run_segment", pytest.param("read_sequences", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("name", ["v6e:2x2", "h100", pytest.param("v5e:2x2", marks=pytest.mark.sweep)])
+def test_program_multiplies_int8_alone_and_has_no_operation_on_floats(name: str, only: str):
+    hlo = compiled(name, only)
+    every = list(instructions(hlo))
+    by_name = {each.name: each for each in every}
+    products = [each for each in every if each.opcode in PRODUCTS]
+    # Each of seven matrices and the head is multiplied with two words, attention looks twice at keys and once at values.
+    assert len(products) >= 8
+    kinds = Counter((*(by_name[x].shapes[0].dtype for x in each.operands[:2]), each.shapes[0].dtype) for each in products)
+    assert set(kinds) == {("s8", "s8", "s32")}
+    assert Counter((each.opcode, each.op_name) for each in on_floats(hlo) if each.opcode not in LOOKS) == Counter()

@@ -1,0 +1,128 @@
+"""Small random integer models, and what the definition says of their texts."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.load import Model
+from detspec.checkpoint.to_integer import integer_config, integer_params, spec_model
+from detspec.config import ModelConfig, RopeScaling
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.request import Completion
+from detspec.integer import spec
+from detspec.integer.spec import LIMIT, Sizes, Text, Wishes
+from detspec.model.dense import dense_config
+from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
+from tests.fakes import random_model
+
+SMALL = {"vocab_size": 211, "d_model": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "d_ff": 96}
+CFGS: dict[str, ModelConfig] = {
+    name: dense_config(**{**SMALL, "dtype": "float32", **changes})
+    for name, changes in {
+        "plain, tied": {"tie_embeddings": True},
+        "qkv_bias, llama3": {"qkv_bias": True, "rope_scaling": RopeScaling("llama3", factor=8.0, original_max_position=16)},
+        "qk_norm, slides, linear": {
+            "qk_norm": True,
+            "rope_scaling": RopeScaling("linear", factor=4.0),
+            "sliding_window": 7,
+            "sliding_layers": (True, False),
+            "num_kv_heads": 1,
+        },
+    }.items()
+}
+SCHEDULE = Schedule(Numerics(page=16, implementation="reference", linear="xla", cache_dtype="int8"), Budget(16, 4))
+MODES = ("raw", "processed", "tempered")
+
+
+class Both(NamedTuple):
+    """A model as engines take it, and as the definition does."""
+
+    model: Model
+    weights: dict[str, Any]
+    shape: Sizes
+
+
+def both(cfg: ModelConfig, params: Any) -> Both:
+    """The integer model of weights in floats."""
+    return of_integers(integer_config(cfg), integer_params(cfg, params))
+
+
+def of_integers(cfg: ModelConfig, params: Any) -> Both:
+    """A model whose weights are integers already."""
+    return Both(Model(cfg, params, None, (), digest_model(cfg, params)), *spec_model(cfg, params))
+
+
+@cache
+def small(name: str) -> Both:
+    """The model of `CFGS` with random weights, the same in every run."""
+    return both(CFGS[name], random_model(CFGS[name]))
+
+
+def make_engine(model: Model, **changes: Any) -> Engine:
+    """An engine with few places and pages."""
+    config = {"max_requests": 3, "max_len": 64, "method": "none", "num_speculative_tokens": 3, "schedule": SCHEDULE}
+    return Engine(model, EngineConfig(**{**config, "compile_cache": False, **changes}))
+
+
+def bits(completions: Sequence[Completion]) -> list[tuple[tuple[int, ...], bytes]]:
+    """Tokens and the bits of their log-probabilities."""
+    return [(tuple(c.token_ids), np.asarray(c.logprobs, np.float32).tobytes()) for c in completions]
+
+
+def defined(of: Both, prompt: Sequence[int], tokens: Sequence[int], sampling: SamplingParams) -> tuple[tuple[int, ...], bytes]:
+    """What the definition chooses at each place of `tokens`, if those before it are these, and the bits of log-probabilities.
+
+    The text is read at once: no page, no window, no draft.
+    """
+    text = np.asarray([*prompt, *tokens], np.int64)
+    first = len(prompt)
+    raw = Text(of.weights, of.shape).read(text[:-1])[first - 1 :]
+    R, V = raw.shape
+    position = first + np.arange(R)
+    floats = {name: np.float32(getattr(sampling, name)) for name in ("temperature", "top_p", "min_p")}
+    asked = Wishes(
+        **{name: np.full(R, value, np.float32) for name, value in floats.items()},
+        top_k=np.full(R, sampling.top_k),
+        seed=np.full(R, sampling.seed),
+    )
+    logits = raw.copy()
+    for token, bias in sampling.logit_bias:
+        logits[:, token] = spec.added(logits[:, token], spec.fixed(np.float32([bias])))
+    for token in sampling.stop_token_ids:
+        logits[: sampling.min_tokens, token] = -LIMIT
+    count = np.asarray([np.bincount(text[first : first + r], minlength=V) for r in range(R)])
+    seen = np.asarray([np.bincount(text[: first + r], minlength=V) > 0 for r in range(R)])
+    penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    logits = spec.penalised(logits, seen, count, *(np.full(R, x, np.float32) for x in penalties))
+    chosen = spec.chosen(logits, position, asked)
+    below = spec.tempered(logits, asked.temperature)
+    reported = {
+        "raw": raw,
+        "processed": np.where(spec.kept(below, asked), below, -LIMIT),
+        "tempered": spec.tempered(raw, asked.temperature),
+    }[sampling.logprobs_mode]
+    logprobs = spec.logprobs(reported, np.asarray(tokens, np.int64))
+    return tuple(int(token) for token in chosen), (logprobs / 2**spec.FRACTION).astype(np.float32).tobytes()
+
+
+PROMPTS = [np.random.default_rng(i).integers(0, SMALL["vocab_size"], n).tolist() for i, n in enumerate((3, 17, 1, 30, 9, 22))]
+PROMPTS += [[*PROMPTS[3][:25], 5, 6], PROMPTS[1][:12]]
+CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.8},
+    {"temperature": 1.3, "top_k": 20, "logprobs_mode": "processed"},
+    {"temperature": 0.7, "top_p": 0.8, "logprobs_mode": "tempered"},
+    {"temperature": 1.0, "min_p": 0.05, "top_p": 0.9, "repetition_penalty": 1.3, "logprobs_mode": "processed"},
+    {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": -0.5},
+    {"temperature": 1e6, "max_tokens": 9, "min_tokens": 9, "stop_token_ids": tuple(range(16))},
+    {"temperature": 0.5, "logit_bias": {7: 100.0, 8: 99.5, 9: -100.0}, "logprobs_mode": "processed"},
+)
+SAMPLING = [
+    SamplingParams(**{"max_tokens": 6 + 3 * (i % 3), "seed": 2**31 + i, "logprobs": 1, **change})
+    for i, change in enumerate(CHANGES)
+]
