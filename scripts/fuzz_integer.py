@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.cache import init_cache
-from detspec.checkpoint.to_integer import integer_config, integer_params, spec_model
 from detspec.config import ModelConfig, RopeScaling
 from detspec.integer import spec
 from detspec.integer.spec import LIMIT, Text, Wishes
 from detspec.model.dense import dense_config
 from detspec.model.params import param_shapes
+from detspec.model.to_integer import integer_config, integer_params, spec_model
 from detspec.model.transformer import forward
 from detspec.ops import integer_choices
 from detspec.progress import Progress

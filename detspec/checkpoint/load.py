@@ -17,7 +17,7 @@ from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder, is_shipped, r
 from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.mesh import make_mesh, param_shardings
+from detspec.mesh import make_mesh, param_shardings, param_specs, place_of, put
 from detspec.model.params import Params, param_shapes, quantized
 from detspec.model.to_integer import integer_params, with_weights
 from detspec.read_json import read_json_object
@@ -141,8 +141,12 @@ def load(
         cfg, params = load_hf(folder, sharding=sharding)
         digest = None
     if weights is not None:
-        params = integer_params(cfg, params) if weights == "integer" else quantized(params, cfg, free=True)
-        cfg = with_weights(cfg, weights)
+        rounded = with_weights(cfg, weights)
+        if weights == "integer":  # made on the host, and put where the others were
+            params = put(integer_params(cfg, params), place_of(cfg, params), param_specs(rounded))
+        else:
+            params = quantized(params, cfg, free=True)
+        cfg = rounded
         digest = None
     if digest is None:
         digest = digest_model(cfg, params)

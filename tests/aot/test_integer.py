@@ -8,10 +8,10 @@ from instructions import instructions
 from jax.sharding import SingleDeviceSharding
 from prove_stages.programs import engine_programs
 
-from detspec.checkpoint.to_integer import integer_config
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs, needed_plans
 from detspec.model.dense import dense_config
+from detspec.model.to_integer import integer_config
 from detspec.target_compilers import device_of
 from detspec.targets import target
 from tests.integer.models import SCHEDULE

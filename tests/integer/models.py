@@ -8,7 +8,6 @@ import numpy as np
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
-from detspec.checkpoint.to_integer import integer_config, integer_params, spec_model
 from detspec.config import ModelConfig, RopeScaling
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
@@ -16,6 +15,7 @@ from detspec.engine.request import Completion
 from detspec.integer import spec
 from detspec.integer.spec import LIMIT, Sizes, Text, Wishes
 from detspec.model.dense import dense_config
+from detspec.model.to_integer import integer_config, integer_params, spec_model
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import random_model
