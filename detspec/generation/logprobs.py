@@ -202,7 +202,7 @@ def check_trains(cfg: ModelConfig, numerics: Numerics) -> None:
     if cfg.thinking is not None:
         what = "a model that thinks"
     elif cfg.weights is not None:
-        what = "weights in int8, which have no derivative"
+        what = f"weights in {cfg.weights}, which have no derivative"
     elif numerics.cache_dtype == "int8":
         what = "a cache in int8, whose rounding has no derivative"
     elif numerics.alignment != "free":

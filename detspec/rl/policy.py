@@ -180,7 +180,7 @@ def check_trainable(model: Model) -> None:
     """Raises `InputError` unless `detspec.logprobs` takes the model."""
     check_one_chip(model.params, "rl")
     if model.cfg.thinking is not None or model.cfg.weights is not None:
-        what = "thinks" if model.cfg.thinking is not None else "has weights in int8"
+        what = "thinks" if model.cfg.thinking is not None else f"has weights in {model.cfg.weights}"
         raise InputError(f"a policy must be a model in floats without thoughts; this one {what}")
 
 
