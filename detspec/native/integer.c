@@ -570,15 +570,18 @@ static void run_noise(const void *task, int64_t row) {
   uint32_t key0 = 0, key1 = (uint32_t)t->positions[row];
   threefry(0, t->seeds[row], &key0, &key1);
   int32_t *y = t->y + row * t->vocabulary;
-  for (int64_t v = 0; v < t->vocabulary; v++) {
+  for (int64_t v = 0; v < t->vocabulary; v++) { /* a loop of its own, because compilers make vectors of it */
     uint32_t first = 0, second = (uint32_t)v;
     threefry(key0, key1, &first, &second);
-    const uint32_t u = (first ^ second) | 1;
+    y[v] = (int32_t)((first ^ second) | 1);
+  }
+  for (int64_t v = 0; v < t->vocabulary; v++) {
+    const uint32_t u = (uint32_t)y[v];
     const int bits = 32 - __builtin_clz(u);
     uint32_t waiting = ((uint32_t)(33 - bits) << 26) - (uint32_t)log_part(u, bits, t->logs, t->bends);
     waiting = MAX(waiting, 1);
     const int more = 32 - __builtin_clz(waiting);
-    const int64_t log = ((int64_t)(more - 1 - 26) << 18) + ((log_part(waiting, more, t->logs, t->bends) + (1 << 7)) >> 8);
+    const int64_t log = ((int64_t)(more - 1 - 26) * (1 << 18)) + ((log_part(waiting, more, t->logs, t->bends) + (1 << 7)) >> 8);
     y[v] = 24020 - (int32_t)((log * 22713 + (1 << 16)) >> 17);
   }
 }
