@@ -104,7 +104,9 @@ class IntegerAttention(Attention):
         """`(m, e)`: what scores are multiplied with, times log2(e), is about `m * 2**e`."""
         with localcontext() as context:
             context.prec = 40
-            return mantissa_of(Decimal(self.scores.scale) / Decimal(2).ln())
+            root = Decimal(self.head_dim if self.score_dim is None else self.score_dim).sqrt()  # a library's may differ
+            scale = 1 / root if self.score_scale is None else Decimal(self.score_scale)
+            return mantissa_of(scale / Decimal(2).ln())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _matrix(x: np.ndarray) -> IntMatrix:
     fraction, exponent = np.frexp(np.maximum(largest, LEAST) / 127)
     mantissa = np.rint(fraction * 2.0**15)
     exponent = exponent - 15
-    step = mantissa * 2.0**exponent
+    step = np.ldexp(mantissa, exponent)
     values = np.clip(np.rint(x / step[:, None]), -127, 127)
     values = np.where(largest[:, None] < LEAST, 0, values)
     return IntMatrix(values.astype(np.int8), mantissa.astype(np.int32), exponent.astype(np.int32))
@@ -112,7 +112,7 @@ def _matrix(x: np.ndarray) -> IntMatrix:
 def _scale(name: str, x: np.ndarray) -> Scale:
     x = x * math.sqrt(len(x))
     _, exponent = np.frexp(max(np.abs(x).max(), LEAST))
-    values = np.rint(x * 2.0 ** (14 - exponent))
+    values = np.rint(np.ldexp(x, 14 - exponent))
     return Scale(values.astype(np.int32), np.asarray(exponent - 14, np.int32))
 
 

@@ -1,0 +1,99 @@
+"""Attention of integer models over pages is that of the definition over whole texts, in blocks of any length."""
+
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.cache import KV, Int8Pages
+from detspec.integer import spec
+from detspec.integer.spec import LIMIT, LOST, Activations, Cached, Sizes
+from detspec.ops import integer_cpu, integer_pages
+from tests.integer.falsified import falsified
+
+N, K, H, PAGE, S = 4, 2, 16, 8, 40
+SCORE = (23_637, -16)  # log2(e) / 4, about: mantissa and exponent
+PAGES = 1 + S // PAGE
+# Rows of two windows: where they look from, the places of a text. The last one pads the pass.
+LOOKING_FROM = np.asarray([[0, 1, 7, 8], [20, 38, 39, -1]])
+
+
+def cached(rng: np.random.Generator) -> Cached:
+    """Keys or values of a text; those at place 20 have left their range."""
+    exponent = rng.integers(-40, -20, (S, K))
+    exponent[20] = LOST
+    return Cached(rng.integers(-127, 128, (S, K, H)), rng.integers(2**13, 33_026, (S, K)), exponent)
+
+
+def paged(given: Cached, table: np.ndarray) -> Int8Pages:
+    """Keys or values in the pages of a table; the other pages hold anything."""
+    values = np.full((PAGES, K, PAGE, H), 77, np.int8)
+    scale = np.full((PAGES, K, PAGE), (LOST << 16) + 9_999, np.int32)
+    for number, page in enumerate(table):
+        places = slice(number * PAGE, (number + 1) * PAGE)
+        values[page] = np.moveaxis(given.values[places], 0, 1)
+        scale[page] = np.moveaxis((given.exponent[places] << 16) | given.mantissa[places], 0, 1)
+    return Int8Pages(jnp.asarray(values), jnp.asarray(scale))
+
+
+def both(module: ModuleType, window: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Attention of all rows but the padding, by a module and by the definition."""
+    rng = np.random.default_rng(3)
+    keys = cached(rng)
+    values = cached(rng)
+    values = values._replace(exponent=np.where(values.exponent == LOST, -30, values.exponent))
+    q = Activations(
+        rng.integers(-(2**14) + 1, 2**14, (8, N, H)), rng.integers(2**14, 2**15 + 1, (8, N)), rng.integers(-28, -22, (8, N))
+    )
+    q = q._replace(exponent=np.where(np.arange(8)[:, None] == 1, LOST, q.exponent))
+    table = 1 + rng.permutation(S // PAGE)
+    tables = jnp.asarray(np.stack([table] * 2), jnp.int32)
+    looking_from = jnp.asarray(LOOKING_FROM, jnp.int32)
+
+    def run(q: Activations, k: Any, v: Any) -> jax.Array:
+        return module.attended(q, KV(k, v), tables, looking_from, score=SCORE, window=window)
+
+    narrow = Activations(*(jnp.asarray(x, jnp.int32) for x in q))
+    found = jax.jit(run)(narrow, paged(keys, table), paged(values, table))
+    shape = Sizes(N, K, *SCORE, 0, (), ())
+    place = np.arange(S)[None]
+    looking = LOOKING_FROM.reshape(-1, 1)[:7]
+    visible = (place <= looking) & (place > looking - (window or S))
+    expected = spec.attended(Activations(*(x[:7] for x in q)), keys, values, visible, shape)
+    return np.asarray(found)[:7], expected
+
+
+@pytest.mark.parametrize(("block", "window"), [(8, None), (24, 5), (256, None)])
+def test_attention_over_pages_is_that_of_the_definition(block: int, window: int | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(integer_pages, "BLOCK", block)
+    found, expected = both(integer_pages, window)
+    assert (found == expected).all()
+    # A lost query, and rows that see the lost key: with a window of 5 only the first.
+    lost = (expected == LIMIT).all((1, 2))
+    assert lost.tolist() == [False, True, False, False, True, window is None, window is None]
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_attention_by_the_kernel_is_that_of_the_definition(window: int | None, cpu_kernels: None):
+    found, expected = both(integer_cpu, window)
+    assert (found == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fall - highest - 10", "fall - highest - 9"),
+        pytest.param("(of_low + 128) >> 8", "of_low >> 8", marks=pytest.mark.slow),
+        pytest.param("visible & lost", "visible & False", marks=pytest.mark.slow),
+        pytest.param("+ carried).astype", ").astype", marks=pytest.mark.slow),
+        pytest.param("place <= looking_from", "place < looking_from", marks=pytest.mark.slow),
+        pytest.param("- values.exponent, 15, 31", "- values.exponent, 16, 31", marks=pytest.mark.slow),
+    ],
+)
+def test_control_of_attention_with_a_falsified_line_is_found(old: str, new: str):
+    module = falsified(integer_pages, "attended", old, new)
+    found, expected = both(module, None)
+    assert (found != expected).any()
