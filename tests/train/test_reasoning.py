@@ -12,14 +12,14 @@ from detspec.train.experiment import load_config
 from detspec.train.run import read_log, train
 from tests.train.small_runs import run_until_killed
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.tasks import Parity
 from detspec.train.reasoning import ReasoningConfig
 from detspec.model.dense import dense_config
-
-pytestmark = pytest.mark.slow
 
 def get_config(arm="thinking"):
     return ReasoningConfig(
