@@ -31,12 +31,17 @@ static int32_t largest_of(const int32_t *x, int64_t n) {
   return largest;
 }
 
+/* `x` over 2^shift, of `bits` bits. */
+INLINE int32_t narrowed(int32_t x, int shift, int bits) {
+  const int32_t most = (1 << bits) - 1;
+  return MIN(MAX((x + ((1 << shift) >> 1)) >> shift, -most), most);
+}
+
 /* Writes `values [n]` of `bits` bits; returns their shift, LOST where `x` has left its range. */
 static int narrow(const int32_t *x, int64_t n, int bits, int32_t *values) {
-  const int32_t largest = largest_of(x, n), most = (1 << bits) - 1;
+  const int32_t largest = largest_of(x, n);
   const int shift = MAX(bit_length((uint64_t)largest) - bits, 0);
-  const int32_t half = (1 << shift) >> 1;
-  for (int64_t i = 0; i < n; i++) values[i] = MIN(MAX((x[i] + half) >> shift, -most), most);
+  for (int64_t i = 0; i < n; i++) values[i] = narrowed(x[i], shift, bits);
   return largest >= LIMIT ? LOST : shift;
 }
 
@@ -353,9 +358,10 @@ static void run_integer_gate(const void *task, int64_t row) {
   const RowTask *t = task;
   const int64_t n = t->length;
   const int32_t *gate = t->x + row * n, *up = t->other + row * n;
-  int32_t *values = t->values + row * n, *second = malloc(sizeof *second * (size_t)n);
-  if (!second) abort();
-  int lost = 0;
+  int32_t *values = t->values + row * n;
+  const int32_t of_up = largest_of(up, n);
+  const int of_second = MAX(bit_length((uint64_t)of_up) - 15, 0);
+  int lost = of_up >= LIMIT;
   for (int64_t i = 0; i < n; i++) {
     const int32_t size = gate[i] < 0 ? -gate[i] : gate[i];
     lost |= size >= LIMIT;
@@ -366,12 +372,11 @@ static void run_integer_gate(const void *task, int64_t row) {
     share = gate[i] >= 0 ? share : (1 << 15) - share;
     values[i] = (int32_t)clip(((int64_t)gate[i] * share + (1 << 14)) >> 15, LIMIT);
   }
-  const int of_first = narrow(values, n, 15, values), of_second = narrow(up, n, 15, second);
-  for (int64_t i = 0; i < n; i++) values[i] *= second[i];
-  free(second);
+  const int of_first = narrow(values, n, 15, values);
+  for (int64_t i = 0; i < n; i++) values[i] *= narrowed(up[i], of_second, 15);
   const int shift = narrow(values, n, 14, values);
   t->mantissa[row] = 1 << 14;
-  t->exponent[row] = lost || is_lost(of_first) || is_lost(of_second) ? LOST : shift - 14 + of_first + of_second - 2 * FRACTION;
+  t->exponent[row] = lost || is_lost(of_first) ? LOST : shift - 14 + of_first + of_second - 2 * FRACTION;
 }
 
 /* (x fixed int32 [rows, n], scale int32 [n], its exponent [], inverse roots int32 [256]; epsilon)
@@ -420,7 +425,8 @@ typedef struct {
   const int32_t *k_scale, *v_scale;           /* [pages, K, page]: mantissa + 2^16 * exponent */
   const int32_t *tables, *positions;          /* [G, max_pages], [G, W] */
   int32_t *y;                                 /* [G * W, N, H] */
-  int64_t windows, window, heads, kv_heads, head_dim, page, max_pages, sliding, score_mantissa, score_exponent;
+  int32_t *scores;                            /* [G * K, longest], of one query at a time */
+  int64_t longest, windows, window, heads, kv_heads, head_dim, page, max_pages, sliding, score_mantissa, score_exponent;
 } IntegerAttention;
 
 static void attend_one(const IntegerAttention *a, int64_t g, int64_t row, int64_t head, int64_t position, int32_t *scores) {
@@ -475,10 +481,7 @@ static void attend_one(const IntegerAttention *a, int64_t g, int64_t row, int64_
 static void run_integer_attention(const void *task, int64_t item) {
   const IntegerAttention *a = task;
   const int64_t g = item / a->kv_heads, kv = item % a->kv_heads, group = a->heads / a->kv_heads;
-  int64_t most = 0;
-  for (int64_t w = 0; w < a->window; w++) most = MAX(most, a->positions[g * a->window + w] + 1);
-  int32_t *scores = malloc(sizeof *scores * (size_t)MAX(most, 1));
-  if (!scores) abort();
+  int32_t *scores = a->scores + item * a->longest;
   for (int64_t w = 0; w < a->window; w++) {
     const int64_t row = g * a->window + w, position = a->positions[row];
     for (int64_t head = kv * group; head < (kv + 1) * group; head++)
@@ -487,7 +490,6 @@ static void run_integer_attention(const void *task, int64_t item) {
       else
         memset(a->y + (row * a->heads + head) * a->head_dim, 0, sizeof *a->y * (size_t)a->head_dim);
   }
-  free(scores);
 }
 
 /* (q values int32 [G * W, N, H], mantissa and exponent [G * W, N], keys int8 [pages, K, page, H], their scales int32
@@ -497,7 +499,7 @@ XLA_FFI_Error *detspec_integer_attention(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   const XLA_FFI_Buffer *keys = args[3], *positions = args[8];
-  const IntegerAttention task = {
+  IntegerAttention task = {
       .q = args[0]->data,
       .q_mantissa = args[1]->data,
       .q_exponent = args[2]->data,
@@ -520,10 +522,15 @@ XLA_FFI_Error *detspec_integer_attention(XLA_FFI_CallFrame *frame) {
       .sliding = *(const int32_t *)attribute(frame, 2),
   };
   if (task.head_dim > MOST_HEAD || task.page > 1000) return fail(frame, "detspec_integer_attention: unsupported arguments");
-  int64_t multiply_adds = 0;
-  for (int64_t i = 0; i < task.windows * task.window; i++)
-    multiply_adds += 2 * MAX(task.positions[i] + 1, 0) * task.heads * task.head_dim;
-  run_items(frame, multiply_adds >= ALONE, task.windows * task.kv_heads, run_integer_attention, &task);
+  int64_t seen = 0;
+  for (int64_t i = 0; i < task.windows * task.window; i++) {
+    seen += MAX(task.positions[i] + 1, 0);
+    task.longest = MAX(task.longest, task.positions[i] + 1);
+  }
+  task.scores = malloc(sizeof *task.scores * (size_t)MAX(task.windows * task.kv_heads * task.longest, 1));
+  if (!task.scores) return fail(frame, "detspec_integer_attention: out of memory");
+  run_items(frame, 2 * seen * task.heads * task.head_dim >= ALONE, task.windows * task.kv_heads, run_integer_attention, &task);
+  free(task.scores);
   return NULL;
 }
 
