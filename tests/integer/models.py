@@ -75,7 +75,7 @@ def bits(completions: Sequence[Completion]) -> list[tuple[tuple[int, ...], bytes
 
 
 def defined(of: Both, prompt: Sequence[int], tokens: Sequence[int], sampling: SamplingParams) -> tuple[tuple[int, ...], bytes]:
-    """What the definition chooses at each place of `tokens`, if those before it are these, and the bits of log-probabilities.
+    """Tokens that the definition chooses at each place of `tokens`, given those before, and the bits of log-probabilities.
 
     The text is read at once: no page, no window, no draft.
     """
