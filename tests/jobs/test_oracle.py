@@ -18,6 +18,7 @@ from detspec.model.params import init_params
 from detspec.model.to_integer import integer_config
 from tests.jobs.audited import edit_manifest, make_job, read_lines, write_lines
 
+pytestmark = pytest.mark.slow  # whole jobs
 CFG = integer_config(dense_config(300, 32, 2, 4, 2, 16, 48, dtype="float32", max_position=64, tie_embeddings=True))
 SAMPLING = [
     {"temperature": 0.0},
