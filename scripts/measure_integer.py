@@ -15,7 +15,8 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,10 @@ def decoding(models: dict[str | None, ds.Model], batch: int, new_tokens: int, ro
         each[kind].generate(prompts[kind], sampling)
         return time.perf_counter() - began
 
-    return ratio(
-        {kind: _least(lambda kind=kind: seconds(kind, 2 * new_tokens) - seconds(kind, new_tokens)) for kind in KINDS},
-        rounds,
-        new_tokens,
+    long, short = (
+        least({kind: partial(seconds, kind, tokens) for kind in KINDS}, rounds) for tokens in (2 * new_tokens, new_tokens)
     )
+    return ratio({kind: (long[kind] - short[kind]) / new_tokens for kind in KINDS})
 
 
 def reading(models: dict[str | None, ds.Model], length: int, rounds: int) -> dict[str, Any]:
@@ -145,22 +145,23 @@ def reading(models: dict[str | None, ds.Model], length: int, rounds: int) -> dic
         each[kind].generate([prompts[kind][number[kind]]], ds.SamplingParams(max_tokens=1, ignore_eos=True))
         return time.perf_counter() - began
 
-    return ratio({kind: _least(lambda kind=kind: seconds(kind)) for kind in KINDS}, rounds, 1)
+    return ratio(least({kind: partial(seconds, kind) for kind in KINDS}, rounds))
 
 
-def _least(run: Any) -> Any:
-    return run
-
-
-def ratio(runs: dict[str | None, Any], rounds: int, per: int) -> dict[str, Any]:
-    """The fastest round of each, which take turns after a first one."""
+def least(runs: dict[str | None, Callable[[], float]], rounds: int) -> dict[str | None, float]:
+    """The fastest round of each, which take turns after a first one that compiles."""
     for run in runs.values():
         run()
-    least = dict.fromkeys(runs, float("inf"))
+    found = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for kind, run in runs.items():
-            least[kind] = min(least[kind], run())
-    of_float, of_integer = (1000 * least[kind] / per for kind in KINDS)
+            found[kind] = min(found[kind], run())
+    return found
+
+
+def ratio(seconds: dict[str | None, float]) -> dict[str, Any]:
+    """Milliseconds of both, and their ratio."""
+    of_float, of_integer = (1000 * seconds[kind] for kind in KINDS)
     return {"float_ms": of_float, "integer_ms": of_integer, "ratio": of_integer / of_float}
 
 
