@@ -175,6 +175,7 @@ class ModelConfig:
         thinking: how the model thinks while it reads; None if it has no layers for that.
         weights: "int8" for matrices rounded by row, whose products are exact sums of integers; None leaves them in `dtype`.
             Norms, biases and the embedding are in `dtype` either way, and a tied head is a rounded copy of the embedding.
+            "integer" for a model of integers alone, whose `kinds` have `IntegerAttention` and `IntegerMLP`.
         norm: "rms", or "layer" for norms that subtract the mean (LayerNorm: GPT-2, GPT-NeoX, OPT).
         norm_bias: norms of the layers and the last one add a bias.
         embed_scale: embeddings are multiplied by it (Granite); None leaves them.

@@ -47,15 +47,15 @@ def schedule_for(
     in float16. On a Hopper GPU, wide heads need shorter pages, and many query heads per KV head shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
-    if cfg is not None and cfg.weights == "integer":
-        has_kernels = platform == "cpu" and find_compiler() is not None
-        implementation = "cpu" if has_kernels else "reference"  # for speed alone
-        return schedule.with_numerics(implementation=implementation, linear="xla", cache_dtype="int8")
+    is_integer = cfg is not None and cfg.weights == "integer"
     if platform == "cpu" and find_compiler() is None:
         warnings.warn(
             f"{NO_COMPILER}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2
         )
-        return schedule.with_numerics(implementation="reference", linear="xla")
+        schedule = schedule.with_numerics(implementation="reference", linear="xla")
+        return schedule.with_numerics(cache_dtype="int8") if is_integer else schedule
+    if is_integer:  # for speed alone: no bit depends on it
+        return schedule.with_numerics(linear="xla", cache_dtype="int8")
     if platform == "cpu" and cfg is not None:
         return schedule.with_numerics(cache_dtype=cfg.dtype)  # keys and values are of this dtype, so nothing is rounded
     if platform == "gpu" and capability != HOPPER:

@@ -111,7 +111,8 @@ def load(
             parameters; the first device if None.
         weights: "int8" rounds every matrix by row, each shard where it lies: half of the memory of bfloat16, and products that
             are exact sums of integers (see `detspec.ops.linear.int8`). It is another model, with other bits and another digest.
-            Loading needs the memory of the model in its own dtype. None keeps that.
+            "integer" makes a model of integers alone, whose bits follow from arithmetic, see docs/integer.md. Loading needs the
+            memory of the model in its own dtype. None keeps that.
         kinds: classes of layers of your own that a folder of ours may name, see docs/extending.md.
 
     Raises:

@@ -13,8 +13,8 @@ each was. Exit code 1 if a deterministic bit changed, or if no ordinary text did
 With --chips N, the same prompts on one chip and on N: no deterministic bit may change. On a machine without chips, simulate
 some: `JAX_NUM_CPU_DEVICES=4 detspec demo --chips 4`.
 
-With --integer, an integer model: one hash of its texts, the same on every device, and two audits that share no code with what
-generated. Exit code 1 if an audit disagrees.
+With --integer, an integer model: one hash of its texts, which follow from arithmetic alone, and two audits that share no code
+with what generated. Exit code 1 if an audit disagrees.
 
 With --thinking, a model that thinks while it reads answers a question and shows its thoughts."""
 
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_chips(parser)
     add("--max-tokens", type=int, default=256, metavar="N", help="new tokens of each request")
-    add("--integer", action="store_true", help="generate in integers, whose bits are the same on CPUs, GPUs and TPUs")
+    add("--integer", action="store_true", help="generate in integers, whose bits follow from arithmetic alone")
     add(
         "--thinking",
         nargs="?",

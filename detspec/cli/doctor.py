@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_cache_dtype(parser)
     add("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
     add("--operators", action="store_true", help="examine single operations instead of whole programs: seconds, no certificate")
-    add("--integer", action="store_true", help="compare the arithmetic of integer models with hashes that hold on all devices")
+    add("--integer", action="store_true", help="compare the arithmetic of integer models with hashes of the package")
     add("--alignment", choices=ALIGNMENTS, help='use "window" if only the window-offset check fails (default: "free")')
     add("--linear", choices=LINEARS, help="products with weights; pinned ones never depend on the batch (default: by device)")
 

@@ -1,4 +1,4 @@
-"""The demonstration of integer models: texts whose one hash is the same on every device, audited by the oracle meanwhile."""
+"""The demonstration of integer models: texts, one hash of them all, and audits by code that shares nothing with the engine."""
 
 import hashlib
 import tempfile
@@ -23,7 +23,7 @@ from detspec.sampling_params import SamplingParams
 
 FIRST_SEED = 400
 MAX_TOKENS = 32
-# Of the shipped model, as README has it: the same wherever `detspec doctor --integer` says OK.
+# The hash of the shipped model's texts; README names it.
 EXPECTED = "a1f3c5527e51f119"
 ORACLE = "detspec/integer/spec.py (numpy)"
 AuditFn = Callable[[Sequence[AuditedText]], list[AuditFound]]

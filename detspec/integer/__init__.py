@@ -1,8 +1,9 @@
-"""Integer models: tokens and log-probabilities that are the same bits on every device, by arithmetic.
+"""Integer models: tokens and log-probabilities that follow from arithmetic, whatever device computes them.
 
-spec         the arithmetic "integer/1", in numpy alone: this is the definition
-arithmetic   the same functions in JAX
-model        layers over pages, made of them
-sampler      noise, filters and log-probabilities
-convert      from a model in floats to one in integers, once, on the host
+spec          the arithmetic "integer/1", in numpy alone: this is the definition
+audit         texts audited by `spec`, or by `audit.c`, which is the same in C99
+conformance   hashes of all operations, which a device must give
+
+What generates is elsewhere: `ops.integer` and `ops.integer_choices` have the same functions in JAX, `model.integer` the layers,
+`model.to_integer` makes such a model of one in floats.
 """
