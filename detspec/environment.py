@@ -55,7 +55,9 @@ def schedule_for(
         schedule = schedule.with_numerics(implementation="reference", linear="xla")
         return schedule.with_numerics(cache_dtype="int8") if is_integer else schedule
     if is_integer:  # for speed alone: no bit depends on it
-        return schedule.with_numerics(linear="xla", cache_dtype="int8")
+        kernels = {"tpu": ("pallas_tpu", "xla"), "gpu": ("pallas_gpu", "pinned") if capability == HOPPER else None}
+        implementation, linear = kernels.get(platform) or (schedule.numerics.implementation, "xla")
+        return schedule.with_numerics(implementation=implementation, linear=linear, cache_dtype="int8")
     if platform == "cpu" and cfg is not None:
         return schedule.with_numerics(cache_dtype=cfg.dtype)  # keys and values are of this dtype, so nothing is rounded
     if platform == "gpu" and capability != HOPPER:
@@ -105,7 +107,7 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
             f"Numerics.implementation {name!r} needs {needed}, but this process runs on {device.device_kind}: "
             'use "reference", or interpret=True for a slow simulation'
         )
-    if schedule.numerics != schedule.numerics.for_weights(cfg.dtype):
+    if cfg.weights != "integer" and schedule.numerics != schedule.numerics.for_weights(cfg.dtype):
         raise InputError(
             f'the pinned products of "pallas_gpu" take weights in bfloat16 or float16, and the model has {cfg.dtype}: '
             'use Numerics.linear "xla", or convert the model'

@@ -541,7 +541,7 @@ def test_passes_that_were_compiled_first_are_not_traced_again_when_they_run(monk
     passes.one_pass.clear_cache()
     for schedule in schedules:
         passes.pass_program(setting, cfg, schedule).lower(None).compile()
-    runner = passes.running(setting, cfg)
+    runner = passes.running(setting, cfg, passes.random_model(cfg).params)
     for schedule in [*schedules, *schedules]:
         runner(schedule)()
     assert len(traced) == len(schedules)

@@ -106,13 +106,15 @@ def _attended(functions: IntegerFunctions, q: Any, keys: Any, values: Any, visib
     def paged(x: jax.Array) -> jax.Array:  # [S, K, ...] -> [num_pages, K, PAGE, ...]
         return jnp.moveaxis(x.reshape(num_pages, PAGE, *x.shape[1:]), 1, 2)[order]
 
-    def pool(kept: Any) -> Int8Pages:
-        return Int8Pages(paged(kept.values.astype(jnp.int8)), paged((kept.exponent << 16) | kept.mantissa))
+    def pool(kept: Any, slot_axis: int = 2) -> Int8Pages:
+        numbers = jnp.moveaxis(paged(kept.values.astype(jnp.int8)), 2, slot_axis)
+        return Int8Pages(numbers, paged((kept.exponent << 16) | kept.mantissa))
 
     positions = visible.sum(-1, dtype=jnp.int32)[:, None] - 1
     tables = jnp.broadcast_to(jnp.asarray(order, jnp.int32), (len(positions), num_pages))
     score = (sizes.score_mantissa, sizes.score_exponent)
-    return functions.attended(q, KV(pool(keys), pool(values)), tables, positions, score=score, window=None)
+    pools = KV(pool(keys), pool(values, functions.layout.value_slot_axis))
+    return functions.attended(q, pools, tables, positions, score=score, window=None)
 
 
 def _run(fn: Callable[..., Any], *given: Any) -> Any:

@@ -17,6 +17,7 @@ from detspec.model.mlp import GatedMLP
 from detspec.model.places import Where
 from detspec.ops import collectives, integer
 from detspec.ops.integer import I32, U32
+from detspec.ops.integer_functions import layout_for
 
 PI = Decimal("3.141592653589793238462643383279502884197")
 NOT_INTEGER = "integer models have no {}: load the model in its own dtype, or choose one without"
@@ -53,11 +54,14 @@ class IntegerAttention(Attention):
 
     def pools(self, numerics: Any, num_pages: int, num_seats: int) -> KV:
         """Pages of keys and of values of 8 bits, and their scales."""
-        shape = (num_pages, self.num_kv_heads, numerics.page, self.head_dim)
-        numbers = Pool(shape, jnp.dtype(jnp.int8), 2)
-        scale = Pool(shape[:3], jnp.dtype(I32), 2)
-        pages: Any = Int8Pages(numbers, scale)  # type: ignore[arg-type]
-        return KV(pages, pages)
+        scale = Pool((num_pages, self.num_kv_heads, numerics.page), jnp.dtype(I32), 2)
+
+        def pages(slot_axis: int) -> Any:
+            shape = (numerics.page, self.head_dim) if slot_axis == 2 else (self.head_dim, numerics.page)
+            numbers = Pool((num_pages, self.num_kv_heads, *shape), jnp.dtype(jnp.int8), slot_axis)
+            return Int8Pages(numbers, scale)  # type: ignore[arg-type]
+
+        return KV(pages(2), pages(layout_for(numerics).value_slot_axis))
 
     def prepare(self, positions: jax.Array) -> Turns:  # type: ignore[override]
         """Sines and cosines of `positions [...]`, which all layers of the kind share."""
@@ -87,9 +91,10 @@ class IntegerAttention(Attention):
         v = heads("v")
         plain = jnp.full(v.shape[:-1], 2**14, I32)
         of_v = Activations(v, plain, jnp.full_like(plain, -14 - FRACTION))
+        append = functions.appended
         written = KV(
-            k=functions.appended(pools.k, k, of_k._replace(exponent=of_k.exponent - 14), places.page_ids, places.slots),
-            v=functions.appended(pools.v, v, of_v, places.page_ids, places.slots),
+            k=append(pools.k, k, of_k._replace(exponent=of_k.exponent - 14), places.page_ids, places.slots),
+            v=append(pools.v, v, of_v, places.page_ids, places.slots, slot_axis=functions.layout.value_slot_axis),
         )
         score = self.score_scale_of_two()
         found = functions.attended(query, written, places.tables, places.looking_from, score=score, window=self.window)

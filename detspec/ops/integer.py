@@ -65,9 +65,18 @@ def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return high.astype(jnp.int8), (x - 256 * high).astype(jnp.int8)
 
 
+def absolute(x: jax.Array) -> jax.Array:
+    """The magnitude of int32, as uint32.
+
+    A GPU takes `max(x, -x)`. Where another signed maximum follows, ptxas 13.0 makes one instruction of both and loses the
+    minus; where an unsigned one follows, it does not.
+    """
+    return jnp.abs(x).astype(U32)
+
+
 def narrowed(x: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     """See `spec.narrowed`."""
-    largest = jnp.abs(x).max(-1)
+    largest = absolute(x).max(-1).astype(I32)
     shift = jnp.maximum(bit_length(largest) - bits, 0)
     most = 2**bits - 1
     values = jnp.clip(rounded_shift(x, shift[..., None]), -most, most)
@@ -83,7 +92,7 @@ def row_of(x: jax.Array, exponent: int | jax.Array) -> Activations:
 def cached(x: jax.Array, row: Activations) -> Cached:
     """See `spec.cached`."""
     values, shift = narrowed(x, 15)
-    largest = jnp.maximum(jnp.abs(values).max(-1), 1)
+    largest = jnp.maximum(absolute(values).max(-1), 1).astype(I32)
     inverse = lax.div(jnp.full_like(largest, 127 << 22), largest)
     raise_by = 15 - bit_length(largest)
     of_127 = rounded_shift((largest << raise_by) * 16_513, 14)
@@ -101,7 +110,7 @@ def is_lost(exponent: jax.Array) -> jax.Array:
 
 def added(x: jax.Array, y: jax.Array) -> jax.Array:
     """See `spec.added`."""
-    total = jnp.where(jnp.abs(x) >= LIMIT, x, jnp.where(jnp.abs(y) >= LIMIT, y, x + y))
+    total = jnp.where(absolute(x) >= LIMIT, x, jnp.where(absolute(y) >= LIMIT, y, x + y))
     return jnp.clip(total, -LIMIT, LIMIT)
 
 
@@ -114,12 +123,17 @@ def dot(values: jax.Array, matrix: jax.Array) -> jax.Array:
 def product(row: Activations, matrix: IntMatrix, bias: jax.Array | None = None) -> jax.Array:
     """See `spec.product`."""
     high, low = split(row.values)
-    total = dot(high, matrix.values) + ((dot(low, matrix.values) + 128) >> 8)
+    y = of_sums(row, matrix, dot(high, matrix.values), dot(low, matrix.values))
+    return y if bias is None else added(y, _like(y, bias))
+
+
+def of_sums(row: Activations, matrix: IntMatrix, high: jax.Array, low: jax.Array) -> jax.Array:
+    """The product of `row` and `matrix`, of the sums `[..., m]` for the two words of `row`, see `split`."""
+    total = high + ((low + 128) >> 8)
     mantissa = rounded_shift(row.mantissa[..., None] * _like(total, matrix.mantissa), 15)
     exponent = row.exponent[..., None] + _like(total, matrix.exponent)
     y = scaled(total, mantissa, -(exponent + 15 + 8 + FRACTION))
-    y = jnp.where(is_lost(row.exponent)[..., None], LIMIT, y)
-    return y if bias is None else added(y, _like(y, bias))
+    return jnp.where(is_lost(row.exponent)[..., None], LIMIT, y)
 
 
 def _like(x: jax.Array, of_last: jax.Array) -> jax.Array:
@@ -202,13 +216,13 @@ def power(d: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def gated(gate: jax.Array, up: jax.Array) -> Activations:
     """See `spec.gated`."""
-    a, shift = power(scaled(jnp.minimum(jnp.abs(gate), 2**26), LOG2_E, 14))
+    a, shift = power(scaled(jnp.minimum(absolute(gate), 2**26).astype(I32), LOG2_E, 14))
     below = 2**15 + rounded_shift(a, shift)
     share = lax.div(jnp.full_like(below, 2**30), below)
     share = jnp.where(gate >= 0, share, 2**15 - share)
     first, of_first = narrowed(scaled(gate, share, 15), 15)
     second, of_second = narrowed(up, 15)
-    lost = (jnp.abs(gate) >= LIMIT).any(-1) | is_lost(of_first) | is_lost(of_second)
+    lost = (absolute(gate) >= LIMIT).any(-1) | is_lost(of_first) | is_lost(of_second)
     row = row_of(first * second, 0)
     exponent = row.exponent + of_first + of_second - 2 * FRACTION
     return row._replace(exponent=jnp.where(lost, LOST, exponent))

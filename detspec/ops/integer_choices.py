@@ -11,7 +11,7 @@ from jax import lax
 
 from detspec.integer.spec import BEND, FRACTION, GUMBEL_SHIFT, LIMIT, LN_2, LOG2_E, LOGS, SMALLEST_LOGPROB
 from detspec.ops.gumbel import threefry2x32
-from detspec.ops.integer import I32, U32, added, bit_length, power, rounded_shift, scaled
+from detspec.ops.integer import I32, U32, absolute, added, bit_length, power, rounded_shift, scaled
 
 ONE = 0x3F80_0000  # the bits of 1 in float32
 WORD = 14  # bits of the lower word of a sum
@@ -86,7 +86,7 @@ def logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 
 def as_float32(x: jax.Array) -> jax.Array:
     """Fixed `x` of at most 24 bits and a sign as the float32 of the same value, by its bits: nothing is rounded."""
-    size = jnp.abs(x)
+    size = absolute(x).astype(I32)
     bits = bit_length(size)
     mantissa = (size << jnp.clip(24 - bits, 0, 31)) & 0x7F_FFFF
     pattern = jnp.where(size == 0, 0, ((bits - 1 - FRACTION + 127) << 23) | mantissa) | jnp.where(x < 0, -(2**31), 0)
@@ -207,7 +207,7 @@ def biased(logits: jax.Array, bias: jax.Array) -> jax.Array:
 
 def held(given: jax.Array, found: jax.Array) -> jax.Array:
     """See `spec.held`."""
-    return jnp.where(jnp.abs(given) >= LIMIT, given, jnp.clip(found, -LIMIT + 1, LIMIT - 1))
+    return jnp.where(absolute(given) >= LIMIT, given, jnp.clip(found, -LIMIT + 1, LIMIT - 1))
 
 
 def penalised(logits: jax.Array, seen: jax.Array, count: jax.Array, asked: Any) -> jax.Array:

@@ -41,8 +41,11 @@ def attended(
     return call(*q, *pages, tables, positions, score_exponent=exponent, score_mantissa=mantissa, sliding=sliding)
 
 
-def appended(pages: Int8Pages, x: jax.Array, row: Activations, page_ids: jax.Array, slots: jax.Array) -> Int8Pages:
+def appended(
+    pages: Int8Pages, x: jax.Array, row: Activations, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2
+) -> Int8Pages:
     """See `ops.integer_pages.appended`."""
+    assert slot_axis == 2, "the kernel writes pages in the layout of CPUs"
     found = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (pages.values, pages.scale)]
     call = kernel("detspec_integer_append", jnp.float32, found, in_place={0: 0, 1: 1})
     return Int8Pages(*call(pages.values, pages.scale, x, row.mantissa, row.exponent, page_ids, slots))

@@ -1,12 +1,14 @@
 """Functions of integer models by implementation: the integers are the same, whatever computes them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 
 from detspec.integer.spec import Activations, IntMatrix
 from detspec.ops import integer, integer_choices, integer_pages
+from detspec.ops.integer_pages import PageLayout
 from detspec.schedule import Numerics
 
 
@@ -19,6 +21,7 @@ class IntegerFunctions(NamedTuple):
     appended: Callable[..., Any]  # see `integer_pages.appended`
     attended: Callable[..., jax.Array]  # see `integer_pages.attended`
     gumbel: Callable[[jax.Array, jax.Array, int], jax.Array]  # see `integer_choices.gumbel`
+    layout: PageLayout  # of pages
 
 
 def _products(row: Activations, *matrices: IntMatrix) -> list[jax.Array]:
@@ -26,11 +29,28 @@ def _products(row: Activations, *matrices: IntMatrix) -> list[jax.Array]:
 
 
 def integer_functions(numerics: Numerics) -> IntegerFunctions:
-    """Kernels in C where `numerics` names the CPU's, else XLA's."""
-    if numerics.implementation != "cpu":
-        pages = integer_pages.appended, integer_pages.attended
-        return IntegerFunctions(_products, integer.normed, integer.gated, *pages, integer_choices.gumbel)
-    from detspec.ops import integer_cpu
+    """Kernels where `numerics` names an implementation that has some, else XLA's operations."""
+    layout = layout_for(numerics)
+    if numerics.implementation == "cpu":
+        from detspec.ops import integer_cpu as cpu
 
-    pages = integer_cpu.appended, integer_cpu.attended
-    return IntegerFunctions(integer_cpu.products, integer_cpu.normed, integer_cpu.gated, *pages, integer_cpu.gumbel)
+        return IntegerFunctions(cpu.products, cpu.normed, cpu.gated, cpu.appended, cpu.attended, cpu.gumbel, layout)
+    products: Callable[..., list[jax.Array]] = _products
+    if numerics.implementation == "pallas_gpu" and numerics.linear == "pinned":
+        from detspec.ops import integer_gpu
+
+        products = partial(integer_gpu.products, interpret=numerics.interpret)
+    return IntegerFunctions(
+        products=products,
+        normed=integer.normed,
+        gated=integer.gated,
+        appended=integer_pages.appended,
+        attended=partial(integer_pages.attended, layout=layout),
+        gumbel=integer_choices.gumbel,
+        layout=layout,
+    )
+
+
+def layout_for(numerics: Numerics) -> PageLayout:
+    """The layout of pages for an implementation."""
+    return {"pallas_tpu": integer_pages.TPU, "pallas_gpu": integer_pages.GPU}.get(numerics.implementation, integer_pages.CPU)

@@ -1,10 +1,12 @@
 """Attention of integer models over pages of keys and values of 8 bits, in XLA.
 
 A slot has `mantissa + 2**16 * exponent` of its token and head. Attention looks at a block of pages twice: first for the largest
-score and exponent, then for the sums, which may be added up in any order.
+score and exponent, then for the sums, which may be added up in any order. One block that holds all pages is looked at once, and
+is no loop: a GPU asks its host whether a loop goes on.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,66 +17,103 @@ from detspec.integer.spec import FRACTION, LIMIT, Activations, Cached
 from detspec.ops import integer
 from detspec.ops.integer import I32, NO_SCORE, U32
 
-BLOCK = 256  # positions that a step of attention looks at
+
+class PageLayout(NamedTuple):
+    """How pages lie in memory and are read: for speed alone, no bit depends on it.
+
+    Attributes:
+        block: positions that a step of attention looks at. On a CPU they fit into its cache.
+        value_slot_axis: 2 if pages of values are `[num_pages, K, page, H]` like those of keys, 3 if `[num_pages, K, H, page]`:
+            a GPU's products of int8 add up what lies side by side.
+        by_words: whether pages are copied four numbers at a time.
+    """
+
+    block: int = 256
+    value_slot_axis: int = 2
+    by_words: bool = False
 
 
-def appended(pages: Any, x: jax.Array, row: Activations, page_ids: jax.Array, slots: jax.Array) -> Int8Pages:
+CPU = PageLayout()
+TPU = PageLayout(block=2048)
+GPU = PageLayout(block=2048, value_slot_axis=3, by_words=True)
+
+
+class Queries(NamedTuple):
+    """The queries of each KV head, by heads and then by windows."""
+
+    high: jax.Array  # [G, K, Q * W, H] int8, see `integer.split`
+    low: jax.Array  # [G, K, Q * W, H] int8
+    mantissa: jax.Array  # [G, K, Q * W] int32, with that of scores
+    exponent: jax.Array  # [G, K, Q * W] int32, with that of scores
+    position: jax.Array  # [G, Q * W] int32
+
+
+class Sums(NamedTuple):
+    """Sums over all positions that a query sees."""
+
+    of_all: jax.Array  # [G, K, Q * W] uint32, of probabilities
+    of_high: jax.Array  # [G, K, Q * W, H] int32, of values times the words of their weights
+    of_low: jax.Array  # [G, K, Q * W, H] int32
+    highest: jax.Array  # [G, K, Q * W] int32, of exponents of values
+    is_bad: jax.Array  # [G, K, Q * W] bool, whether a key or value had left its range
+
+
+def appended(
+    pages: Any, x: jax.Array, row: Activations, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2
+) -> Int8Pages:
     """`pages` with keys or values `x [R, K, H]`, which stand for `x * row.mantissa * 2**row.exponent`, at places `[R]`."""
     new = integer.cached(x, row)
     scale = (new.exponent << 16) | new.mantissa
     return Int8Pages(
-        values=append(pages.values, new.values, page_ids, slots),
+        values=append(pages.values, new.values, page_ids, slots, slot_axis=slot_axis),
         scale=append(pages.scale[..., None], scale[..., None], page_ids, slots)[..., 0],
     )
 
 
 def attended(
-    q: Activations, pools: Any, tables: jax.Array, positions: jax.Array, *, score: tuple[int, int], window: int | None
+    q: Activations,
+    pools: Any,
+    tables: jax.Array,
+    positions: jax.Array,
+    *,
+    score: tuple[int, int],
+    window: int | None,
+    layout: PageLayout = CPU,
 ) -> jax.Array:
     """Attention of queries `[G * W, N, H]` at `positions [G, W]` over pages by `tables [G, max_pages]`: fixed `[G * W, N, H]`.
 
     `score` is the mantissa and the exponent of what scores are multiplied with; see `spec.attended`.
     """
-    G, W = positions.shape
-    page = pools.k.values.shape[2]
-    K = pools.k.values.shape[1]
-    H = pools.k.values.shape[3]
+    G = positions.shape[0]
+    K, page, H = pools.k.values.shape[1:]
     max_pages = tables.shape[1]
-    at_once = min(max(1, BLOCK // page), max_pages)
+    at_once = min(max(1, layout.block // page), max_pages)
     tables = jnp.pad(tables, ((0, 0), (0, -max_pages % at_once)))
-    score_mantissa, score_exponent = score
+    queries = queries_of(q, positions, K, score)
+    looking_from = queries.position[:, None, :, None]
 
-    def by_head(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [G, K, Q * W, ...]
-        x = x.reshape(G, W, K, -1, *x.shape[2:])
-        return jnp.moveaxis(x, 1, 3).reshape(G, K, -1, *x.shape[4:])
-
-    high, low = (by_head(part) for part in integer.split(q.values))
-    of_query = by_head(integer.rounded_shift(q.mantissa * score_mantissa, 15))
-    exponent = by_head(q.exponent + score_exponent)
-    Q = high.shape[2] // W
-    looking_from = jnp.tile(positions, (1, Q))[:, None, :, None]  # [G, 1, Q * W, 1]
-
-    def block_of(pages: Any, step: jax.Array) -> Cached:
+    def block_of(pages: Any, step: int | jax.Array, slot_axis: int = 2) -> Cached:
         ids = lax.dynamic_slice_in_dim(tables, step * at_once, at_once, axis=1)
-        values = jnp.moveaxis(pages.values[ids], 2, 1).reshape(G, K, at_once * page, H)
+        values = pages.values
+        words = _words(values) if layout.by_words and values.shape[3] % 4 == 0 else values
+        shape = (G, K, at_once * page, -1) if slot_axis == 2 else (G, K, H, -1)
+        copied = jnp.moveaxis(words[ids], 1, slot_axis).reshape(shape)
+        values = copied if words is values else _numbers(copied)
         scale = jnp.moveaxis(pages.scale[ids], 2, 1).reshape(G, K, 1, at_once * page)
-        return Cached(values, scale & 0xFFFF, scale >> 16)
+        return Cached(values, *scale_of(scale))
 
-    def visible_at(step: jax.Array) -> jax.Array:
+    def visible_at(step: int | jax.Array) -> jax.Array:
         place = step * (at_once * page) + jnp.arange(at_once * page, dtype=I32)[None, None, None, :]
-        visible = place <= looking_from
-        return visible if window is None else visible & (place > looking_from - window)
+        return is_visible(place, looking_from, window)
 
-    def scores(step: jax.Array, keys: Cached) -> jax.Array:
-        total = (_each(high, keys.values, 3, 3) << 8) + _each(low, keys.values, 3, 3)
-        mantissa = integer.rounded_shift(of_query[..., None] * keys.mantissa, 15)
-        score = integer.scaled(total, mantissa, -(exponent[..., None] + keys.exponent + 30 + FRACTION))
-        return jnp.where(visible_at(step), score, NO_SCORE)
+    def scores(step: int | jax.Array, keys: Cached) -> jax.Array:
+        total = (_each(queries.high, keys.values, 3, 3) << 8) + _each(queries.low, keys.values, 3, 3)
+        return jnp.where(visible_at(step), scores_of(total, queries.mantissa, queries.exponent, keys), NO_SCORE)
 
-    def look(step: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def look(step: int | jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         largest, highest, is_bad = carry
         keys = block_of(pools.k, step)
-        values = block_of(pools.v, step)
+        values = block_of(pools.v, step, layout.value_slot_axis)
         visible = visible_at(step)
         lost = integer.is_lost(keys.exponent) | integer.is_lost(values.exponent)
         return (
@@ -83,32 +122,97 @@ def attended(
             is_bad | (visible & lost).any(-1),
         )
 
-    def add(step: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(step: int | jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         of_all, of_high, of_low = carry
         keys = block_of(pools.k, step)
-        values = block_of(pools.v, step)
-        visible = visible_at(step)
-        a, shift = integer.power(jnp.maximum(largest[..., None] - scores(step, keys), 0))
-        p = jnp.where(visible, integer.rounded_shift(a, shift + 1), 0)
-        fall = jnp.clip(15 + highest[..., None] - values.exponent, 15, 31)  # at least 15 where it is visible
-        weight = integer.rounded_shift(p * values.mantissa, fall)
-        more_high, more_low = (_each(part, values.values, 3, 2) for part in integer.split(weight))
+        values = block_of(pools.v, step, layout.value_slot_axis)
+        p, weight = weights_of(scores(step, keys), largest, highest, values, visible_at(step))
+        more_high, more_low = (_each(part, values.values, 3, layout.value_slot_axis) for part in integer.split(weight))
         return of_all + p.sum(-1, dtype=U32), of_high + more_high, of_low + more_low
 
-    num_steps = jnp.max(positions) // (at_once * page) + 1
-    rows = of_query.shape
+    def over_blocks(body: Callable[..., Any], first: Any) -> Any:
+        if at_once == max_pages:
+            return body(0, first)
+        return lax.fori_loop(0, jnp.max(positions) // (at_once * page) + 1, body, first)
+
+    rows = queries.mantissa.shape
     least = jnp.full(rows, NO_SCORE, I32)
-    largest, highest, is_bad = lax.fori_loop(0, num_steps, look, (least, least, jnp.zeros(rows, bool)))
-    highest = jnp.where(highest == NO_SCORE, 0, highest)  # of rows that see nothing, which pad a pass
+    largest, highest, is_bad = over_blocks(look, (least, least, jnp.zeros(rows, bool)))
+    highest = or_none(highest)
     nothing = jnp.zeros(rows, U32), jnp.zeros((*rows, H), I32), jnp.zeros((*rows, H), I32)
-    of_all, of_high, of_low = lax.fori_loop(0, num_steps, add, nothing)
-    of_all = jnp.maximum(of_all, 2**14)
+    of_all, of_high, of_low = over_blocks(add, nothing)
+    return quotients(queries, Sums(of_all, of_high, of_low, highest, is_bad), positions.shape)
+
+
+def queries_of(q: Activations, positions: jax.Array, num_kv_heads: int, score: tuple[int, int]) -> Queries:
+    """The queries `q [G * W, N, H]` at `positions [G, W]` of each KV head."""
+    G, W = positions.shape
+    mantissa, exponent = score
+
+    def by_head(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [G, K, Q * W, ...]
+        x = x.reshape(G, W, num_kv_heads, -1, *x.shape[2:])
+        return jnp.moveaxis(x, 1, 3).reshape(G, num_kv_heads, -1, *x.shape[4:])
+
+    high, low = (by_head(part) for part in integer.split(q.values))
+    of_query = by_head(integer.rounded_shift(q.mantissa * mantissa, 15))
+    Q = high.shape[2] // W
+    return Queries(high, low, of_query, by_head(q.exponent + exponent), jnp.tile(positions, (1, Q)))
+
+
+def scale_of(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mantissas and exponents of slots."""
+    return scale & 0xFFFF, scale >> 16
+
+
+def is_visible(place: jax.Array, looking_from: jax.Array, window: int | None) -> jax.Array:
+    """Whether a query sees a place."""
+    visible = place <= looking_from
+    return visible if window is None else visible & (place > looking_from - window)
+
+
+def scores_of(total: jax.Array, mantissa: jax.Array, exponent: jax.Array, keys: Cached) -> jax.Array:
+    """Scores `[..., S]` of sums of products, for queries `[...]`."""
+    of_both = integer.rounded_shift(mantissa[..., None] * keys.mantissa, 15)
+    return integer.scaled(total, of_both, -(exponent[..., None] + keys.exponent + 30 + FRACTION))
+
+
+def weights_of(
+    scores: jax.Array, largest: jax.Array, highest: jax.Array, values: Cached, visible: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Probabilities before they are divided, and with the scales of values, `[..., S]`."""
+    a, shift = integer.power(jnp.maximum(largest[..., None] - scores, 0))
+    p = jnp.where(visible, integer.rounded_shift(a, shift + 1), 0)
+    fall = jnp.clip(15 + highest[..., None] - values.exponent, 15, 31)  # at least 15 where it is visible
+    return p, integer.rounded_shift(p * values.mantissa, fall)
+
+
+def or_none(highest: jax.Array) -> jax.Array:
+    """`highest`, or 0 of rows that see nothing, which pad a pass."""
+    return jnp.where(highest == NO_SCORE, 0, highest)
+
+
+def quotients(queries: Queries, sums: Sums, shape: tuple[int, ...]) -> jax.Array:
+    """Fixed `[G * W, N, H]`, of windows of `shape (G, W)`."""
+    G, W = shape
+    _, K, rows, H = sums.of_high.shape
+    of_all = jnp.maximum(sums.of_all, 2**14)
     fall = integer.bit_length(of_all) - 15
     carried = jnp.where(fall > 0, (of_all >> jnp.maximum(fall - 1, 0).astype(U32)) & 1, 0)
-    inverse = lax.div(jnp.full(rows, 2**29, I32), ((of_all >> fall.astype(U32)) + carried).astype(I32))
-    found = integer.scaled(of_high + ((of_low + 128) >> 8), inverse[..., None], (fall - highest - 10)[..., None])
-    found = jnp.where((is_bad | integer.is_lost(exponent))[..., None], LIMIT, found)
-    return jnp.moveaxis(found.reshape(G, K, Q, W, H), 3, 1).reshape(G * W, K * Q, H)
+    inverse = lax.div(jnp.full(fall.shape, 2**29, I32), ((of_all >> fall.astype(U32)) + carried).astype(I32))
+    total = sums.of_high + ((sums.of_low + 128) >> 8)
+    found = integer.scaled(total, inverse[..., None], (fall - sums.highest - 10)[..., None])
+    found = jnp.where((sums.is_bad | integer.is_lost(queries.exponent))[..., None], LIMIT, found)
+    return jnp.moveaxis(found.reshape(G, K, rows // W, W, H), 3, 1).reshape(G * W, -1, H)
+
+
+def _words(x: jax.Array) -> jax.Array:
+    """int8 `[..., n]` as int32 `[..., n / 4]`, the same bytes."""
+    return lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 4), I32)
+
+
+def _numbers(x: jax.Array) -> jax.Array:
+    """int32 `[..., n]` as int8 `[..., 4 * n]`, the same bytes."""
+    return lax.bitcast_convert_type(x, jnp.int8).reshape(*x.shape[:-1], -1)
 
 
 def _each(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:

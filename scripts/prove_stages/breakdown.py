@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from detspec.bench.bench import random_model
 from detspec.roofline import Work
 from detspec.schedule import Schedule
 from prove_stages.journal import Entry
@@ -39,7 +40,7 @@ def measurements(setting: Setting) -> Iterator[Measurement]:
 
     @cache
     def runner() -> Runner:
-        return running(setting, cfg)
+        return running(setting, cfg, random_model(cfg).params)
 
     def pass_of(schedule: Schedule) -> Measurement:
         return Measurement(label(cfg, schedule), lambda: of_pass(setting, schedule, runner()(schedule)))

@@ -45,7 +45,7 @@ def of_depth(setting: Setting, cfg: ModelConfig, steps: tuple[int, ...], passes:
 
     @cache
     def runner() -> Runner:
-        return running(setting, cfg)
+        return running(setting, cfg, random_model(cfg).params)
 
     own = setting.schedule_fn(setting.size.cfg)
     compared, step_rows = setting.size.compared
@@ -108,9 +108,8 @@ def work_of(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> Work:
     return pass_work(cfg, schedule, windows=schedule.budget.groups, context=setting.size.context // 4)
 
 
-def running(setting: Setting, cfg: ModelConfig) -> Runner:
+def running(setting: Setting, cfg: ModelConfig, params: Params) -> Runner:
     """Makes calls of passes that hand one cache on."""
-    params = random_model(cfg).params
     held = [new_cache(setting, cfg)]
 
     def runner(schedule: Schedule) -> Call:

@@ -13,21 +13,22 @@ from detspec.engine.policy import Needs, needed_plans
 from detspec.model.dense import dense_config
 from detspec.model.to_integer import integer_config
 from detspec.target_compilers import device_of
-from detspec.targets import target
-from tests.integer.models import SCHEDULE
+from detspec.targets import canonical_schedule, target
 from tests.integer.test_program import LOOKS, on_floats
 
 CFG = integer_config(dense_config(512, 256, 1, 4, 2, 64, 512, qkv_bias=True))
-CONFIG = EngineConfig(max_requests=8, max_len=256, method="none", schedule=SCHEDULE)
 PRODUCTS = {"dot", "convolution"}
+KERNEL = "mosaic_gpu"  # of a GPU's products with weights
 
 
 def compiled(name: str, only: str) -> str:
     """Optimised HLO of the steps, or of the replays, of an engine that runs texts of any kind."""
     needs = Needs(deterministic=True, ordinary=False, processing=True)
-    plans = [plan for plan in needed_plans(CONFIG, SCHEDULE, CONFIG.max_requests + 1, needs) if not plan.ordinary]
+    schedule = canonical_schedule(target(name), CFG)
+    config = EngineConfig(max_requests=8, max_len=256, method="none", schedule=schedule)
+    plans = [plan for plan in needed_plans(config, schedule, config.max_requests + 1, needs) if not plan.ordinary]
     widest = max(plans, key=lambda plan: plan.batch)  # for a single row, products are no products of matrices
-    program = next(each for each in engine_programs(CFG, CONFIG, [widest], name="engine") if only in each.name)
+    program = next(each for each in engine_programs(CFG, config, [widest], name="engine") if only in each.name)
     return program.lower(SingleDeviceSharding(device_of(target(name)))).compile().as_text()
 
 
@@ -37,9 +38,12 @@ def test_program_multiplies_int8_alone_and_has_no_operation_on_floats(name: str,
     hlo = compiled(name, only)
     every = list(instructions(hlo))
     by_name = {each.name: each for each in every}
-    products = [each for each in every if each.opcode in PRODUCTS]
-    # Each of seven matrices and the head is multiplied with two words, attention looks twice at keys and once at values.
-    assert len(products) >= 8
+    products = [each for each in every if each.opcode in PRODUCTS or KERNEL in each.attributes]
+    # Matrices of the same rows are one product on a GPU: three in a layer, and the head. Attention has two at least.
+    assert len(products) >= 6
     kinds = Counter((*(by_name[x].shapes[0].dtype for x in each.operands[:2]), each.shapes[0].dtype) for each in products)
     assert set(kinds) == {("s8", "s8", "s32")}
     assert Counter((each.opcode, each.op_name) for each in on_floats(hlo) if each.opcode not in LOOKS) == Counter()
+    # ptxas 13.0 makes one instruction of max(x, -x) and another signed maximum, and loses the minus.
+    of_magnitudes = [each for each in every if any(x in by_name and by_name[x].opcode == "abs" for x in each.operands)]
+    assert {each.opcode for each in of_magnitudes} == {"convert"}

@@ -11,7 +11,9 @@ import pytest
 from detspec.doctor import conformance as doctor
 from detspec.doctor.conformance import ConformanceReport, device_functions
 from detspec.integer import conformance, spec
-from detspec.ops import integer, integer_choices, integer_pages
+from detspec.ops.integer_functions import integer_functions
+from detspec.schedule import Numerics
+from tests.integer.models import SCHEDULE
 
 KNOWN = {name: digest for name, digest in conformance.expected().items() if name != conformance.TEXTS}
 
@@ -34,20 +36,13 @@ def test_definition_has_them_too():
     assert conformance.digests() == KNOWN
 
 
-def test_operations_in_xla_have_them_where_there_are_kernels(monkeypatch, found):
-    monkeypatch.setattr(
-        doctor,
-        "integer_functions",
-        lambda numerics: doctor.IntegerFunctions(
-            lambda row, matrix: [integer.product(row, matrix)],
-            integer.normed,
-            integer.gated,
-            integer_pages.appended,
-            integer_pages.attended,
-            integer_choices.gumbel,
-        ),
-    )
-    assert conformance.digests(device_functions()) == found
+HOPPER = Numerics(page=16, implementation="pallas_gpu", linear="pinned", cache_dtype="int8", interpret=True)
+
+
+@pytest.mark.parametrize("numerics", [SCHEDULE.numerics, pytest.param(HOPPER, marks=pytest.mark.kernels)], ids=["xla", "gpu"])
+def test_operations_for_other_devices_have_them(monkeypatch: pytest.MonkeyPatch, numerics: Numerics):
+    monkeypatch.setattr(doctor, "integer_functions", lambda _: integer_functions(numerics))
+    assert conformance.digests(device_functions()) == KNOWN
 
 
 def with_another_bit(right: Callable[..., Any]) -> Callable[..., Any]:

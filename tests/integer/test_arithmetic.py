@@ -203,6 +203,13 @@ CASES = {
         lambda rng: (np.arange(-(2**14), 2**14 + 300),),
         (("split", "x + 128", "x + 127"),),
     ),
+    "absolute": Case(
+        integer,
+        np.abs,
+        lambda copy: lambda x: copy.absolute(x).astype(jnp.int32),
+        lambda rng: (numbers(rng, NUM, most=2**31 - 1),),
+        (("absolute", "jnp.abs(x)", "jnp.maximum(x, 0)"),),
+    ),
     "narrowed": plainly(
         integer,
         "narrowed",
@@ -241,14 +248,17 @@ CASES = {
         lambda rng: (np.full((1, 131_072), -128, np.int8), np.full((3, 131_072), 127, np.int8)),
         (("dot", "preferred_element_type=I32", "preferred_element_type=jnp.int16"),),
     ),
-    "product": plainly(
+    "product": Case(
         integer,
-        "product",
+        spec.product,
+        lambda copy: copy.product,
         lambda rng: (activations(rng), matrix(rng), numbers(rng, 48)),
-        ("+ 128) >> 8", "+ 127) >> 8"),
-        ("15 + 8 + FRACTION", "15 + 7 + FRACTION"),
-        ("[..., None], LIMIT, y)", "[..., None], y, y)"),
-        ("matrix.mantissa), 15)", "matrix.mantissa), 16)"),
+        (
+            ("of_sums", "+ 128) >> 8", "+ 127) >> 8"),
+            ("of_sums", "15 + 8 + FRACTION", "15 + 7 + FRACTION"),
+            ("of_sums", "[..., None], LIMIT, y)", "[..., None], y, y)"),
+            ("of_sums", "matrix.mantissa), 15)", "matrix.mantissa), 16)"),
+        ),
     ),
     "inverse_root": Case(
         integer,
@@ -550,7 +560,7 @@ def test_control_of_function_with_a_falsified_line_is_found(name: str, control: 
 
 
 def test_every_function_of_both_modules_has_a_case():
-    made_of = {"carried"}  # of sums, which log_of and kept_from show
+    made_of = {"carried", "of_sums"}  # of sums, which log_of, kept_from and product show
     for module in (integer, integer_choices):
         own = {
             name

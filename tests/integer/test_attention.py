@@ -12,6 +12,7 @@ from detspec.cache import KV, Int8Pages
 from detspec.integer import spec
 from detspec.integer.spec import LIMIT, LOST, Activations, Cached, Sizes
 from detspec.ops import integer_cpu, integer_pages
+from detspec.ops.integer_pages import CPU, PageLayout
 from tests.integer.falsified import falsified
 
 N, K, H, PAGE, S = 4, 2, 16, 8, 40
@@ -39,7 +40,7 @@ def paged(given: Cached, table: np.ndarray) -> Int8Pages:
     return Int8Pages(jnp.asarray(values), jnp.asarray(scale))
 
 
-def both(module: ModuleType, window: int | None) -> tuple[np.ndarray, np.ndarray]:
+def both(module: ModuleType, window: int | None, **more: Any) -> tuple[np.ndarray, np.ndarray]:
     """Attention of all rows but the padding, by a module and by the definition."""
     rng = np.random.default_rng(3)
     keys = cached(rng)
@@ -54,7 +55,9 @@ def both(module: ModuleType, window: int | None) -> tuple[np.ndarray, np.ndarray
     looking_from = jnp.asarray(LOOKING_FROM, jnp.int32)
 
     def run(q: Activations, k: Any, v: Any) -> jax.Array:
-        return module.attended(q, KV(k, v), tables, looking_from, score=SCORE, window=window)
+        if more.get("layout", CPU).value_slot_axis == 3:
+            v = v.replace(values=v.values.swapaxes(2, 3))
+        return module.attended(q, KV(k, v), tables, looking_from, score=SCORE, window=window, **more)
 
     narrow = Activations(*(jnp.asarray(x, jnp.int32) for x in q))
     found = jax.jit(run)(narrow, paged(keys, table), paged(values, table))
@@ -67,9 +70,9 @@ def both(module: ModuleType, window: int | None) -> tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize(("block", "window"), [(8, None), (24, 5), (256, None)])
-def test_attention_over_pages_is_that_of_the_definition(block: int, window: int | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(integer_pages, "BLOCK", block)
-    found, expected = both(integer_pages, window)
+@pytest.mark.parametrize("value_slot_axis", [2, 3])
+def test_attention_over_pages_is_that_of_the_definition(block: int, window: int | None, value_slot_axis: int):
+    found, expected = both(integer_pages, window, layout=PageLayout(block, value_slot_axis, by_words=value_slot_axis == 3))
     assert (found == expected).all()
     # A lost query, and rows that see the lost key: with a window of 5 only the first.
     lost = (expected == LIMIT).all((1, 2))
@@ -83,17 +86,17 @@ def test_attention_by_the_kernel_is_that_of_the_definition(window: int | None, c
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("function", "old", "new"),
     [
-        ("fall - highest - 10", "fall - highest - 9"),
-        pytest.param("(of_low + 128) >> 8", "of_low >> 8", marks=pytest.mark.slow),
-        pytest.param("visible & lost", "visible & False", marks=pytest.mark.slow),
-        pytest.param("+ carried).astype", ").astype", marks=pytest.mark.slow),
-        pytest.param("place <= looking_from", "place < looking_from", marks=pytest.mark.slow),
-        pytest.param("- values.exponent, 15, 31", "- values.exponent, 16, 31", marks=pytest.mark.slow),
+        ("quotients", "fall - sums.highest - 10", "fall - sums.highest - 9"),
+        pytest.param("quotients", "(sums.of_low + 128) >> 8", "sums.of_low >> 8", marks=pytest.mark.slow),
+        pytest.param("attended", "visible & lost", "visible & False", marks=pytest.mark.slow),
+        pytest.param("quotients", "+ carried).astype", ").astype", marks=pytest.mark.slow),
+        pytest.param("is_visible", "place <= looking_from", "place < looking_from", marks=pytest.mark.slow),
+        pytest.param("weights_of", "- values.exponent, 15, 31", "- values.exponent, 16, 31", marks=pytest.mark.slow),
     ],
 )
-def test_control_of_attention_with_a_falsified_line_is_found(old: str, new: str):
-    module = falsified(integer_pages, "attended", old, new)
+def test_control_of_attention_with_a_falsified_line_is_found(function: str, old: str, new: str):
+    module = falsified(integer_pages, function, old, new)
     found, expected = both(module, None)
     assert (found != expected).any()

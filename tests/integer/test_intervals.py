@@ -19,6 +19,7 @@ from detspec.cache import KV, Int8Pages
 from detspec.integer import spec
 from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, IntMatrix, Scale
 from detspec.ops import integer, integer_choices, integer_pages
+from detspec.ops.integer_pages import PageLayout
 from tests.integer.falsified import falsified
 from tests.integer.intervals import Bounds, Contract, Interval, Leaves, array, bits_of, corners, joined, magnitude, require
 
@@ -392,9 +393,8 @@ def test_penalties_and_biases_stay_inside():
 # --- Attention ---------------------------------------------------------------------------------------------------------------
 
 
-def attended(monkeypatch: pytest.MonkeyPatch, positions: int) -> Interval:
+def attended(positions: int) -> Interval:
     """Bounds of attention over so many positions, all in one block: sums have as many terms in any blocks."""
-    monkeypatch.setattr(integer_pages, "BLOCK", positions)
     pages = Int8Pages(array(1, 1, positions, H, dtype=jnp.int8), array(1, 1, positions))
 
     def run(*given: Any) -> Any:
@@ -402,7 +402,9 @@ def attended(monkeypatch: pytest.MonkeyPatch, positions: int) -> Interval:
         pools = KV(Int8Pages(k, of_k), Int8Pages(v, of_v))
         query = Activations(q, mantissa, exponent)
         tables = jnp.zeros((1, 1), jnp.int32)
-        return integer_pages.attended(query, pools, tables, looking_from, score=SCORE, window=None)
+        return integer_pages.attended(
+            query, pools, tables, looking_from, score=SCORE, window=None, layout=PageLayout(positions)
+        )
 
     def packed() -> Interval:
         found = Interval(-(2**31), 2**31 - 1)
@@ -415,13 +417,13 @@ def attended(monkeypatch: pytest.MonkeyPatch, positions: int) -> Interval:
     return Bounds(CONTRACTS).of(run, *query, *of_pages, (array(1, 1), Interval(-1, positions - 1)))
 
 
-def test_attention_stays_inside_and_so_does_each_partial_sum(monkeypatch: pytest.MonkeyPatch):
-    assert within(attended(monkeypatch, MAX_POSITIONS), FIXED)
+def test_attention_stays_inside_and_so_does_each_partial_sum():
+    assert within(attended(MAX_POSITIONS), FIXED)
 
 
-def test_attention_over_more_positions_may_leave(monkeypatch: pytest.MonkeyPatch):
+def test_attention_over_more_positions_may_leave():
     with pytest.raises(Leaves):
-        attended(monkeypatch, MAX_POSITIONS + MAX_POSITIONS // 16)
+        attended(MAX_POSITIONS + MAX_POSITIONS // 16)
 
 
 # --- Controls ----------------------------------------------------------------------------------------------------------------

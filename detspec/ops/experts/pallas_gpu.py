@@ -165,7 +165,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
     def multiply_item(index: jax.Array, position: jax.Array) -> jax.Array:
         """Multiplies an item and begins to store it; returns the place in the ring after its last blocks."""
         item = item_of(index)
-        part_of = partial(linear.part_f32, ring, pl.ds(0, TILE_ROWS), interpret=interpret)
+        part_of = partial(linear.sums_of_part, ring, pl.ds(0, TILE_ROWS), dtype=jnp.float32, interpret=interpret)
         first_f32 = part_of(position, jnp.minimum(item.last - item.first, steps))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before has left
         y_smem[...] = first_f32

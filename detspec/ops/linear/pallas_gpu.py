@@ -1,5 +1,7 @@
 """Pinned products on GPUs (Mosaic GPU, Hopper): one warpgroup streams blocks into shared memory, one or two multiply them.
 
+They are of bfloat16 or float16 with sums in float32, or of int8 with sums in int32, which any order gives.
+
 1. The inputs of a weight are cut into PARTS parts, by their number alone. A part's products are wgmma instructions of one shape
    into one float32 accumulator, over inputs ascending; the parts are added one after the other:
 
@@ -43,44 +45,58 @@ PARTS = 4  # parts of the inputs
 TILE_ROWS = 64  # rows of one product
 MAX_TILES = 2  # tiles that share one block of weights
 BLOCK_OUT = 128
-BLOCK_IN = 64
+BLOCK_IN = 64  # in floats; twice as many in int8: 128 bytes
 STAGES = {1: 8, 2: 5}  # buffers of the ring, by the number of tiles
 PROCESSORS = 132  # multiprocessors of an H100 or H200 in their usual form: with fewer blocks, each makes one part
 COPY_ROWS = 8  # rows that lie together in swizzled shared memory
 COLUMNS = 32  # columns of results that lie together in swizzled shared memory; half as many fit more sizes
 LEAST = 128  # inputs and outputs of a weight: with fewer it is padded
 DTYPES = (jnp.bfloat16, jnp.float16)
+SUMS = {jnp.dtype(jnp.int8): jnp.int32}  # the dtype of sums; of all others float32
 
 
-@partial(jax.jit, static_argnames=("interpret",))  # weights of one shape are lowered once
 def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool = False) -> list[jax.Array]:
     """See `api.linears_fn`; `x [R, in]` -> float32 `[R, out]` of each weight, any sizes, bfloat16 or float16."""
     if x.dtype not in DTYPES:
         raise InputError(f'x and weight of "pallas_gpu" products must be bfloat16 or float16, got {x.dtype}')
+    return _products(x, weights, interpret=interpret)
+
+
+def integer_sums(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool = False) -> list[jax.Array]:
+    """Exact sums, int32 `[R, out]` for each weight, of the products of int8 `x [R, in]` and weights `[out, in]`."""
+    return _products(x, weights, interpret=interpret)
+
+
+@partial(jax.jit, static_argnames=("interpret",))  # weights of one shape are lowered once
+def _products(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool) -> list[jax.Array]:
+    """Products of rows `x [R, in]` with weights `[out, in]`, all of one dtype: their sums `[R, out]`."""
+    itemsize = x.dtype.itemsize
+    block_in = 2 * BLOCK_IN // itemsize
+    sums = SUMS.get(x.dtype, jnp.float32)
     R, num_in = x.shape
     if R == 0:
-        return [jnp.zeros((0, weight.shape[0]), jnp.float32) for weight in weights]
+        return [jnp.zeros((0, weight.shape[0]), sums) for weight in weights]
     tiles = min(-(-R // TILE_ROWS), MAX_TILES)
     block_rows = tiles * TILE_ROWS
     row_blocks = -(-R // block_rows)
     padded_rows = up_to(R, COPY_ROWS) if tiles == 1 else row_blocks * block_rows
-    padded_in = max(up_to(num_in, BLOCK_IN), LEAST)
+    padded_in = max(up_to(num_in, block_in), LEAST)
     x = jnp.pad(x, ((0, padded_rows - R), (0, padded_in - num_in)))
     whole = [padded(weight, padded_in) for weight in weights]
     sizes = [weight.shape[0] for weight in whole]
     columns = COLUMNS // 2 if any(size % COLUMNS for size in sizes) else COLUMNS
     blocks = sum(-(-size // BLOCK_OUT) for size in sizes)
-    num_steps = padded_in // BLOCK_IN
+    num_steps = padded_in // block_in
     steps = -(-num_steps // PARTS)  # steps of a part; the last one may have fewer
     parts = -(-num_steps // steps)
     is_cut = parts > 1 and blocks * row_blocks < PROCESSORS
     y = plgpu.kernel(
         partial(_multiply, steps=steps, is_cut=is_cut, interpret=interpret),
-        out_type=jax.ShapeDtypeStruct((parts if is_cut else 1, padded_rows, sum(sizes)), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((parts if is_cut else 1, padded_rows, sum(sizes)), sums),
         scratch_types=[
-            plgpu.SMEM((STAGES[tiles], block_rows, BLOCK_IN), x.dtype, transforms=swizzle(BLOCK_IN, 2)),
-            plgpu.SMEM((STAGES[tiles], BLOCK_OUT, BLOCK_IN), x.dtype, transforms=swizzle(BLOCK_IN, 2)),
-            plgpu.SMEM((block_rows, BLOCK_OUT), jnp.float32, transforms=swizzle(columns, 4)),
+            plgpu.SMEM((STAGES[tiles], block_rows, block_in), x.dtype, transforms=swizzle(block_in, itemsize)),
+            plgpu.SMEM((STAGES[tiles], BLOCK_OUT, block_in), x.dtype, transforms=swizzle(block_in, itemsize)),
+            plgpu.SMEM((block_rows, BLOCK_OUT), sums, transforms=swizzle(columns, 4)),
             plgpu.Barrier(num_arrivals=2, num_barriers=STAGES[tiles]),
             plgpu.Barrier(num_arrivals=tiles, num_barriers=STAGES[tiles]),
         ],
@@ -91,18 +107,18 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool =
         kernel_name="pinned_linear",
         interpret=simulator() if interpret else None,
     )(x, *whole)
-    total_f32 = y[0]
-    for part_f32 in y[1:]:
-        total_f32 = total_f32 + part_f32
+    total = y[0]
+    for part in y[1:]:
+        total = total + part
     starts = accumulate(sizes, initial=0)
-    return [total_f32[:R, start : start + weight.shape[0]] for start, weight in zip(starts, weights, strict=False)]
+    return [total[:R, start : start + weight.shape[0]] for start, weight in zip(starts, weights, strict=False)]
 
 
 class Ring(NamedTuple):
     """Buffers of shared memory that the fetching warpgroup fills in turn, with a barrier for each that is full or free."""
 
-    x: Any  # [stages, rows, BLOCK_IN]
-    weights: Any  # [stages, BLOCK_OUT, BLOCK_IN]
+    x: Any  # [stages, rows, block_in]
+    weights: Any  # [stages, BLOCK_OUT, block_in]
     arrived: Any
     free: Any
 
@@ -120,15 +136,15 @@ class Item(NamedTuple):
 def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool) -> None:
     """Runs one warpgroup of a thread block: the last one fetches what the others multiply.
 
-    `refs`: weights [out, in], y [parts, rows, out] float32, and scratch.
+    `refs`: weights [out, in], y [parts, rows, out], and scratch.
     """
     *weights, y_gmem, x_ring, weight_ring, y_smem, arrived, free = refs
-    stages, block_rows = x_ring.shape[:2]
+    stages, block_rows, block_in = x_ring.shape
     tiles = block_rows // TILE_ROWS
     used = min(x_gmem.shape[0], block_rows)
     row_blocks = x_gmem.shape[0] // used
     blocks = sum(-(-weight.shape[0] // BLOCK_OUT) for weight in weights)
-    num_steps = x_gmem.shape[1] // BLOCK_IN
+    num_steps = x_gmem.shape[1] // block_in
     num_items = y_gmem.shape[0] * blocks * row_blocks
     thread_block, warpgroup = (jax.lax.axis_index(name) for name in ("thread_block", "warpgroup"))
     thread_blocks = jax.lax.axis_size("thread_block")
@@ -155,7 +171,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
                 def wait_for_slot() -> None:
                     plgpu.barrier_wait(free.at[slot])
 
-                inputs = pl.ds(step * BLOCK_IN, BLOCK_IN)
+                inputs = pl.ds(step * block_in, block_in)
                 rows = pl.ds(item.row_block * block_rows, used)
                 plgpu.copy_gmem_to_smem(x_gmem.at[rows, inputs], x_ring.at[slot, pl.ds(0, used)], arrived.at[slot])
                 plgpu.copy_gmem_to_smem(weight.at[pl.ds(first_out, BLOCK_OUT), inputs], weight_ring.at[slot], arrived.at[slot])
@@ -168,14 +184,14 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
     def multiply_item(index: jax.Array, position: jax.Array) -> jax.Array:
         """Multiplies an item and begins to store it; returns the place in the ring after its last blocks."""
         item = item_of(index)
-        first_f32 = part_of(position, jnp.minimum(item.last - item.first, steps))
+        first = part_of(position, jnp.minimum(item.last - item.first, steps))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before has left
-        y_smem[tile_rows] = first_f32
+        y_smem[tile_rows] = first
         if not is_cut:
 
             def add_part(part: jax.Array, _: None) -> None:
-                next_f32 = part_of(position + part * steps, jnp.minimum(steps, num_steps - part * steps))
-                y_smem[tile_rows] = y_smem[tile_rows] + next_f32  # read now: before the products it would take registers
+                following = part_of(position + part * steps, jnp.minimum(steps, num_steps - part * steps))
+                y_smem[tile_rows] = y_smem[tile_rows] + following  # read now: before the products it would take registers
 
             jax.lax.fori_loop(1, -(-num_steps // steps), add_part, None)
         plgpu.commit_smem()
@@ -191,7 +207,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
 
     tile_rows = pl.ds(warpgroup * TILE_ROWS, TILE_ROWS)
     ring = Ring(x_ring, weight_ring, arrived, free)
-    part_of = partial(part_f32, ring, tile_rows, interpret=interpret)
+    part_of = partial(sums_of_part, ring, tile_rows, dtype=y_smem.dtype, interpret=interpret)
 
     @pl.when(warpgroup == tiles)
     def fetcher() -> None:
@@ -208,7 +224,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
         plgpu.wait_smem_to_gmem(0)
 
 
-def part_f32(ring: Ring, rows: Any, position: jax.Array, num: jax.Array, *, interpret: bool) -> jax.Array:
+def sums_of_part(ring: Ring, rows: Any, position: jax.Array, num: jax.Array, *, dtype: Any, interpret: bool) -> jax.Array:
     """The products of `num` blocks of inputs, one after the other, from a place in the ring on: [TILE_ROWS, BLOCK_OUT].
 
     `rows` is the tile's place in a slot of the ring.
@@ -216,11 +232,11 @@ def part_f32(ring: Ring, rows: Any, position: jax.Array, num: jax.Array, *, inte
     stages = ring.x.shape[0]
 
     def add_all(acc: Any) -> jax.Array:
-        def add(place: jax.Array, sum_f32: Any) -> Any:
+        def add(place: jax.Array, total: Any) -> Any:
             slot = jax.lax.rem(place, stages)
             plgpu.barrier_wait(ring.arrived.at[slot])
             if interpret:
-                sum_f32 += product_f32(ring.x.at[slot, rows], ring.weights.at[slot])
+                total += product(ring.x.at[slot, rows], ring.weights.at[slot], dtype)
             else:
                 plgpu.wgmma(acc, ring.x.at[slot, rows], ring.weights.at[slot].T)
                 plgpu.wgmma_wait(1)
@@ -229,15 +245,15 @@ def part_f32(ring: Ring, rows: Any, position: jax.Array, num: jax.Array, *, inte
             def release() -> None:  # what the last product read; it is done
                 plgpu.barrier_arrive(ring.free.at[jax.lax.rem(place - 1, stages)])
 
-            return sum_f32
+            return total
 
-        zeros = jnp.zeros((TILE_ROWS, BLOCK_OUT), jnp.float32) if interpret else None
-        sum_f32 = jax.lax.fori_loop(position, position + num, add, zeros)
-        sum_f32 = sum_f32 if interpret else acc[...]
+        zeros = jnp.zeros((TILE_ROWS, BLOCK_OUT), dtype) if interpret else None
+        total = jax.lax.fori_loop(position, position + num, add, zeros)
+        total = total if interpret else acc[...]
         plgpu.barrier_arrive(ring.free.at[jax.lax.rem(position + num - 1, stages)])
-        return sum_f32
+        return total
 
-    return pl.run_scoped(add_all, plgpu.WGMMAAccumulatorRef((TILE_ROWS, BLOCK_OUT), jnp.float32))
+    return pl.run_scoped(add_all, plgpu.WGMMAAccumulatorRef((TILE_ROWS, BLOCK_OUT), dtype))
 
 
 def of_each_weight(weights: Sequence[Any], out_block: jax.Array, run: Callable[[Any, jax.Array, jax.Array], None]) -> None:
@@ -253,12 +269,12 @@ def of_each_weight(weights: Sequence[Any], out_block: jax.Array, run: Callable[[
         first_column += size
 
 
-def product_f32(x: Any, weight: Any) -> jax.Array:
-    """`x [rows, in]` times `weight [out, in]` as XLA does it, for the simulator.
+def product(x: Any, weight: Any, dtype: Any) -> jax.Array:
+    """`x [rows, in]` times `weight [out, in]` as XLA does it, summed in `dtype`, for the simulator.
 
     Its own products are NumPy's, which round a row by its place, and in jax 0.10 take no transposed operand.
     """
-    return jax.lax.dot_general(x[...], weight[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(x[...], weight[...], (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
 
 def padded(weight: jax.Array, padded_in: int) -> jax.Array:
