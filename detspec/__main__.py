@@ -5,7 +5,7 @@ import sys
 import traceback
 import warnings
 
-from detspec.cli.commands import main
+from detspec.cli.commands import BAD_INPUT, main
 from detspec.say import say
 
 CRASHED = 70  # as sysexits.h has it; Python's own 1 would say that requests failed, or that records do not reproduce
@@ -24,11 +24,20 @@ def run() -> int:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: say(f"warning: {message}")
             return main()
-    except Exception:
+    except Exception as error:
+        if package := missing_package(error):
+            say(f"error: {package} is not installed for {sys.executable}: `pip install .` in the checkout installs it")
+            return BAD_INPUT
         traceback.print_exc()
         return CRASHED
     finally:
         gc.freeze()
+
+
+def missing_package(error: Exception) -> str:
+    """The package that an error finds missing, "" if none; `detspec` itself in a checkout that is not installed."""
+    name = str(error.name) if isinstance(error, ModuleNotFoundError) and error.name else ""
+    return "" if name.startswith("detspec.") else name
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ HEADLINES = (
         "layer of gpt-oss 20B, 32 rows, over reading its weights",
         "experts of gpt-oss 20B, 32 rows, over reading them",
     ),
-    ("integers", ALL, "integer models: the definition's hashes, and steps within bfloat16's time"),
+    ("integers", "hashes of the definition", "integer models: hashes of the definition"),
     ("integers", "step of 32 rows, 8 layers, in integers, over bfloat16", "step of 32 rows in integers, over bfloat16"),
     ("integers", "pass of 256 rows, 8 layers, in integers, over bfloat16", "pass of 256 rows in integers, over bfloat16"),
     ("passes", "step of 32 rows, 8 layers", "step of 32 rows, 8 layers of 8B"),

@@ -4,6 +4,7 @@ import ast
 import json
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,6 +153,20 @@ def test_process_that_crashes_shows_the_traceback_and_exits_with_neither_1_nor_2
     monkeypatch.setattr("sys.argv", ["detspec", "doctor"])
     assert run_process() == 70
     assert capsys.readouterr().err.splitlines()[-1] == "RuntimeError: a bug"
+
+
+@pytest.mark.parametrize(
+    ("error", "named"), [(PackageNotFoundError("detspec"), "detspec"), (ModuleNotFoundError(name="x"), "x")]
+)
+def test_package_that_is_not_installed_is_one_line(monkeypatch, capsys, error, named):
+    def run(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("detspec.cli.doctor.run", run)
+    monkeypatch.setattr("sys.argv", ["detspec", "doctor"])
+    assert run_process() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"detspec: error: {named} is not installed for ") and line.endswith("installs it")
 
 
 def test_doctor_examines_the_schedule_that_engines_run_unless_another_is_asked_for(monkeypatch, capsys):
