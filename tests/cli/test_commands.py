@@ -155,10 +155,8 @@ def test_process_that_crashes_shows_the_traceback_and_exits_with_neither_1_nor_2
     assert capsys.readouterr().err.splitlines()[-1] == "RuntimeError: a bug"
 
 
-@pytest.mark.parametrize(
-    ("error", "named"), [(PackageNotFoundError("detspec"), "detspec"), (ModuleNotFoundError(name="x"), "x")]
-)
-def test_package_that_is_not_installed_is_one_line(monkeypatch, capsys, error, named):
+@pytest.mark.parametrize("error", [PackageNotFoundError("detspec"), ModuleNotFoundError(name="msgspec")])
+def test_package_that_is_not_installed_is_one_line(monkeypatch, capsys, error):
     def run(args: object) -> int:
         raise error
 
@@ -166,7 +164,8 @@ def test_package_that_is_not_installed_is_one_line(monkeypatch, capsys, error, n
     monkeypatch.setattr("sys.argv", ["detspec", "doctor"])
     assert run_process() == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"detspec: error: {named} is not installed for ") and line.endswith("installs it")
+    assert line.startswith(f"detspec: error: {error.name} is not installed for ")
+    assert "pip install ." in line
 
 
 def test_doctor_examines_the_schedule_that_engines_run_unless_another_is_asked_for(monkeypatch, capsys):
