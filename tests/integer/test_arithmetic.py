@@ -330,7 +330,7 @@ CASES = {
         lambda rng: (rows(rng), rows(rng)[rng.permutation(ROWS)]),
         ("2**30)", "2**30 - 1)"),
         ("2**15 - share)", "share)"),
-        ("(jnp.abs(gate) >= LIMIT).any(-1) | is", "is"),
+        ("(absolute(gate) >= LIMIT).any(-1) | is", "is"),
         (" | is_lost(of_second)", ""),
         ("- 2 * FRACTION", "- FRACTION"),
         ("2**26", "2**18"),
