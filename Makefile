@@ -31,17 +31,20 @@ case "$$JAX_PLATFORMS" in "" | cpu) \
 	XLA_FLAGS="$$flags" JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null || flags="$(UNOPTIMISED)"; \
 	export XLA_FLAGS="$$flags $$XLA_FLAGS"; echo "XLA_FLAGS=$$XLA_FLAGS";; esac
 endef
+# `make check-all` sets SLOW, and so may any target.
+QUICK = $(if $(SLOW),, and not slow)
 # Tests that compare bits of programs run in programs compiled as users do, and nowhere else.
-OPTIMISED = -m 'optimised and not kernels and not sweep'
+OPTIMISED = -m 'optimised and not kernels and not sweep$(QUICK)'
 # Tests on many devices, unless ARGS name other files.
 ON_MESH = tests/mesh tests/promises/test_chips.py
 WITH_MESH = $(if $(filter tests/% scripts/%,$(ARGS)),$(filter $(ON_MESH:=%),$(ARGS)),yes)
 FAST = -m 'not optimised and not kernels and not slow and not sweep'
-# What a commit must pass, in this order.
-STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals tunix notebooks docs
+# What a commit must pass, in this order; and what a release must.
+STEPS = env lint test test-optimised test-kernels test-mesh prove test-aot docs
+ALL_STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals tunix notebooks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals tunix prove lint format notebooks pairs docs docs-serve dist clean
+.PHONY: help env demo test check check-all test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals tunix prove lint format notebooks pairs docs docs-serve dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,10 +67,13 @@ check: ## run all that a commit must pass, with the seconds of each step; stops 
 		echo "==> make $$step: passed in $$(($$(date +%s) - start)) s"; \
 	done
 
-test-slow: env ## run the slow tests: whole commands, training runs, worked examples
-	@$(unoptimised); $(PYTEST) -m 'slow and not optimised' --dist loadfile --no-loadscope-reorder $(ARGS)
+check-all: ## run everything, slow tests too: about an hour, before a release
+	@$(MAKE) --no-print-directory check SLOW=yes STEPS="$(ALL_STEPS)"
 
-test-optimised: env ## run the tests that compare bits of programs, in programs compiled as users do
+test-slow: env ## run the slow tests: whole commands, training runs, worked examples
+	@$(unoptimised); $(PYTEST) -m 'slow and not optimised and not kernels and not sweep' --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-optimised: env ## run the tests that compare bits of programs, in programs compiled as users do; SLOW=yes runs slow ones, too
 	$(PYTEST) $(OPTIMISED) --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
 	$(if $(WITH_MESH),$(MESH) $(PYTEST) $(ON_MESH) $(OPTIMISED) --dist worksteal $(ARGS) || [ $$? -eq 5 ])
 
@@ -77,13 +83,13 @@ test-sweeps: env ## run further cases of the slow tests; `make check` does not
 	@echo "sweeps of programs for missing devices: make test-aot ARGS='-m sweep'"
 
 test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
-	@$(unoptimised); $(PYTEST) tests -m kernels --dist worksteal $(ARGS)
+	@$(unoptimised); $(PYTEST) tests -m 'kernels$(QUICK)' --dist worksteal $(ARGS)
 
 test-mesh: env ## run the tests on eight simulated devices, but for those that test-optimised runs
-	@$(unoptimised); $(MESH) $(PYTEST) $(ON_MESH) -m 'not optimised and not sweep' --dist worksteal $(ARGS)
+	@$(unoptimised); $(MESH) $(PYTEST) $(ON_MESH) -m 'not optimised and not sweep$(QUICK)' --dist worksteal $(ARGS)
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
-	$(VENV)/aot/bin/python -m pytest tests/aot --numprocesses auto --dist worksteal $(ARGS)
+	$(VENV)/aot/bin/python -m pytest tests/aot -m 'not sweep$(QUICK)' --numprocesses auto --dist worksteal $(ARGS)
 
 test-aot-device: $(VENV)/aot-device/.installed ## the part of test-aot for an H100, with the versions of a rented one; before it is rented
 	$(VENV)/aot-device/bin/python -m pytest $(FOR_DEVICE) --numprocesses auto --dist worksteal -k 'not v6e and not h200' $(ARGS)

@@ -92,12 +92,12 @@ def rows_of(weights: dict[str, Any], sizes: spec.Sizes, tokens: Sequence[int]) -
 
 
 def worth(row: Activations) -> float:
-    """What one of the values of the last row is worth."""
+    """Worth of one of the values of the last row."""
     return float(row.mantissa[-1]) * 2.0 ** float(row.exponent[-1])
 
 
 def scale(row: Activations) -> str:
-    """The same as its two integers."""
+    """Mantissa and exponent of the last row, as text."""
     return f"· {int(row.mantissa[-1])} · 2^{int(row.exponent[-1])}"
 
 

@@ -23,6 +23,7 @@ def script():
     del sys.modules["bench_kernels"]
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_main_times_every_kernel_beside_its_measure(script, tmp_path, capsys, monkeypatch):
     """The doctor is another test's: kernels in simulators would take it most of a minute."""

@@ -466,14 +466,17 @@ def test_published_table_is_the_one_of_the_published_results():
 
 def without_a_device(patch: pytest.MonkeyPatch) -> None:
     """Times of one second, engines that do nothing, and doctors that find no difference."""
-    stages = {
-        name: part(name) for name in ("ceilings", "decode", "attention", "vendor", "products", "experts", "passes", "breakdown")
-    }
+    timed = ("ceilings", "decode", "attention", "vendor", "products", "experts", "integers", "passes", "breakdown")
+    stages = {name: part(name) for name in timed}
     for module in stages.values():
         patch.setattr(module, "in_turns", lambda calls, size: {name: [1.0] for name in calls})
     patch.setattr(part("programs").Program, "call", lambda program: lambda: None)
-    for name in ("passes", "breakdown"):
-        patch.setattr(stages[name], "running", lambda setting, cfg: lambda schedule: lambda: None)
+    for name in ("passes", "breakdown", "integers"):
+        patch.setattr(stages[name], "running", lambda setting, cfg, params: lambda schedule: lambda: None)
+        patch.setattr(stages[name], "random_model", lambda cfg: SimpleNamespace(params=None))
+    report = SimpleNamespace(found={"texts": ""}, expected={"texts": ""}, differing=[])
+    patch.setattr(stages["integers"], "run_conformance", lambda: report)
+    patch.setattr(stages["integers"], "random_integers", lambda cfg: 0)
     patch.setattr(stages["products"], "is_exact", lambda cfg, rows: True)
     for name in ("check_values", "compare_bits"):
         patch.setattr(stages["experts"], name, lambda setting, size: iter(()))
@@ -496,9 +499,10 @@ def test_headlines_are_figures_that_a_full_run_finds(monkeypatch):
     """All measurements of the stages with headlines are run, without their device; completions are counted by themselves."""
     setting = part("programs").Setting.of_target(part("sizes").FULL, importlib.import_module("detspec.targets").target("h200"))
     without_a_device(monkeypatch)
+    with_headlines = ("ceilings", "attention", "vendor", "products", "experts", "integers", "passes", "whole")
     names = {
         (stage, entry.name)
-        for stage in ("ceilings", "attention", "vendor", "products", "experts", "passes", "whole", "generation", "doctor")
+        for stage in (*with_headlines, "generation", "doctor")
         for module in map(part, part("stages").stage_of(stage).modules)
         for measurement in module.measurements(setting)
         if measurement.name != "axes"

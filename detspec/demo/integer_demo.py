@@ -39,10 +39,7 @@ def run_integer_demo(model: Model, *, show: Callable[[str], None], progress: Cal
     if model.cfg.weights != "integer":
         raise InputError('the demonstration needs an integer model: detspec.load(..., weights="integer")')
     prompts = demo_prompts()
-    sampling = [
-        SamplingParams(max_tokens=MAX_TOKENS, temperature=0.8, seed=FIRST_SEED + number, ignore_eos=True)
-        for number in range(len(prompts))
-    ]
+    sampling = demo_sampling(len(prompts))
     longest = max(len(model.tokenizer.encode(prompt)) for prompt in prompts)
     progress("generating")
     engine = Engine(model, EngineConfig(max_requests=len(prompts), max_len=longest + MAX_TOKENS, method="none"))
@@ -57,10 +54,7 @@ def run_integer_demo(model: Model, *, show: Callable[[str], None], progress: Cal
     else:
         show("Each text is read by itself:\n")
     generated_s = time.perf_counter() - began
-    texts = [
-        AuditedText([*each.prompt_token_ids, *each.token_ids], len(each.prompt_token_ids), asked.temperature, seed=asked.seed)
-        for each, asked in zip(completions, sampling, strict=True)
-    ]
+    texts = texts_of(completions, sampling)
     agrees = True
     for name, audit in oracles(model).items():
         progress(f"audit by {name}")
@@ -71,6 +65,22 @@ def run_integer_demo(model: Model, *, show: Callable[[str], None], progress: Cal
         show(f"  {name:34} {verdict}, in {time.perf_counter() - began:.1f} s")
     show(f"\nGenerated in {generated_s:.1f} s, with compiling. The first of them:\n\n{prompts[0]}{completions[0].text}")
     return agrees
+
+
+def demo_sampling(number: int) -> list[SamplingParams]:
+    """Sampling parameters of the texts."""
+    return [
+        SamplingParams(max_tokens=MAX_TOKENS, temperature=0.8, seed=FIRST_SEED + each, ignore_eos=True)
+        for each in range(number)
+    ]
+
+
+def texts_of(completions: Sequence[Completion], sampling: Sequence[SamplingParams]) -> list[AuditedText]:
+    """Completions as oracles take them."""
+    return [
+        AuditedText([*each.prompt_token_ids, *each.token_ids], len(each.prompt_token_ids), asked.temperature, seed=asked.seed)
+        for each, asked in zip(completions, sampling, strict=True)
+    ]
 
 
 def oracles(model: Model) -> dict[str, AuditFn]:

@@ -65,13 +65,12 @@ def models(setting: Setting) -> tuple[ModelConfig, ModelConfig]:
 
 
 def pairs(setting: Setting) -> list[Pair]:
-    """Steps and passes of a few sizes, the compared ones first."""
+    """The step and the pass that are compared elsewhere."""
     cfg, integers = models(setting)
     floats, own = setting.schedule_fn(cfg), setting.schedule_fn(integers)
     rows, step = setting.size.compared
     window = own.budget.window
-    found = [(floats.fast(number), own.with_budget(number, 1)) for number in (step, min(setting.size.steps))]
-    found.append((floats.with_budget(rows, window), own.with_budget(rows, window)))
+    found = [(floats.fast(step), own.with_budget(step, 1)), (floats.with_budget(rows, window), own.with_budget(rows, window))]
     return [Pair(f"{label(cfg, first)}, in integers", first, second) for first, second in found]
 
 

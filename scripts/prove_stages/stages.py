@@ -62,7 +62,7 @@ STAGES = (
     Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 27, 8),
     Stage("products", ("products",), "pinned and int8 products, and the library's", 80, 35),
     Stage("experts", ("experts",), "products with the weights of experts: values, bits, time", 40, 20),
-    Stage("integers", ("integers",), "integer models have the definition's bits, and what they cost", 70, 30, **AHEAD),
+    Stage("integers", ("integers",), "integer models have the definition's bits, and what they cost", 60, 25, **AHEAD),
     Stage("passes", ("passes",), "a canonical pass costs little more than a step", 75, 15, **AHEAD),
     Stage("doctor again", ("anchor",), "two processes have the same bits", 60, 22, **AHEAD, **TWICE),
     Stage("whole", ("whole",), "the same at the model's full depth", 55, 25, **AHEAD),

@@ -20,7 +20,9 @@ REQUESTS = [
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize(
+    "implementation", [pytest.param(name, marks=[pytest.mark.slow] * (name != "pallas_gpu")) for name in KERNELS]
+)
 def test_committed_bits_with_a_kernel_equal_one_token_at_a_time(implementation):
     """Prefill in windows, drafts, a rejected one, and passes of two requests over scattered, poisoned pages, against one token
     at a time.

@@ -81,6 +81,7 @@ class TestPallasTpu(AttentionContract):
         assert raced or np.isnan(got).any()  # the simulator copies late: what was not waited for is not there
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 class TestPallasTpuInInt8(AttentionContract):
     """Queries in float32, so that it is as close to float64 as the reference."""

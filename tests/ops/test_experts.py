@@ -57,6 +57,7 @@ class TestCpu(PinnedExpertsContract):
             assert (got[used] != 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 class TestPallasTpu(PinnedExpertsContract):
     """In the simulator, from memory full of nan: inputs that fill no block, and several of them; two tiles of an expert."""
@@ -76,6 +77,7 @@ class TestPallasTpu(PinnedExpertsContract):
             assert (bits(traced_anew(rows, ids)) == whole).all()
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 class TestPallasGpu(PinnedExpertsContract):
     """In the simulator, from memory full of nan: parts of unequal length, outputs that fill no swizzle, several tiles."""

@@ -34,6 +34,7 @@ def reading(params, shape: Shape, state: GenState) -> GenState:
     return think_prompt(params, shape.cfg, state, schedule=shape.schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
 def test_speculative_reading_with_a_kernel_equals_reading_one_prompt_at_a_time(implementation):
