@@ -51,6 +51,7 @@ def test_library_is_kept_for_the_next_process(monkeypatch, tmp_path):
     assert len(compiled) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_tiles(), reason="needs AMX, and a system and a compiler that know it")
 def test_matrix_tiles_are_other_numerics_and_the_fingerprint_names_them(monkeypatch):
     rng = np.random.default_rng(0)

@@ -533,6 +533,7 @@ def test_passes_compare_a_step_of_many_requests_first_and_what_is_compared_is_me
     assert {name for name in names if " over " not in name} == programs
 
 
+@pytest.mark.slow
 def test_passes_that_were_compiled_first_are_not_traced_again_when_they_run(monkeypatch):
     """In a stage, all programs are compiled at the same time; then each runs several times, in contests, too."""
     setting = part("programs").Setting.here(part("sizes").TINY, {}, {})

@@ -151,6 +151,7 @@ def test_logits_of_texts_padded_at_either_end_have_the_engines_bits_and_a_traine
     assert (bits(theirs) != bits(expected))[is_scored].any()
 
 
+@pytest.mark.slow
 def test_derivatives_reach_weights_through_logits_as_through_logprobs(policy_model):
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), byte_params())
     cfg = dataclasses.replace(BYTE_CFG, dtype="float32")

@@ -141,6 +141,7 @@ def generate(folder: Path, prompts: object, out: object, *extra: str) -> int:
     return main(["generate", "--model", str(folder), "--prompts", str(prompts), "--out", str(out), *options])
 
 
+@pytest.mark.slow
 def test_without_compile_cache_nothing_is_kept_and_the_bytes_are_the_same(generated, folder, prompts, tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("DETSPEC_COMPILE_CACHE", "")

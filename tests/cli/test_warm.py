@@ -13,6 +13,7 @@ from tests.engine.byte_model import write_folder
 OPTIONS = ("--max-requests", "1", "--max-len", "64", "--ordinary")
 
 
+@pytest.mark.slow
 def test_job_finds_all_its_programs_after_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     model = str(write_folder(tmp_path / "model"))
     folder = tmp_path / "programs"

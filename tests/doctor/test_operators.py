@@ -14,6 +14,7 @@ ROWS = (1, 8, 32)
 REFERENCE = Schedule(Numerics(page=16, linear="pinned"))
 
 
+@pytest.mark.slow
 @pytest.mark.programs(110)  # each operation among several numbers of rows
 def test_operations_of_a_canonical_pass_hold_and_attention_in_parts_does_not():
     cfg = dataclasses.replace(LAYER_CFGS["shared experts"], dtype="float32")

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from detspec.checkpoint.load import Model
 from detspec.doctor import doctor
 from detspec.doctor.examination import Check
@@ -21,6 +23,7 @@ def thinker() -> Model:
     return Model(CFG, random_thinker(CFG), tokenizer=None, eos_ids=(), digest="")
 
 
+@pytest.mark.slow
 def test_examine_thoughts_of_a_canonical_schedule_hold_on_every_axis():
     checks = examine_thoughts(thinker(), Schedule(Numerics(page=16), Budget(16, 4)))
     assert [check.axis for check in checks] == AXES
@@ -28,6 +31,7 @@ def test_examine_thoughts_of_a_canonical_schedule_hold_on_every_axis():
     assert all(check.equal for check in checks), checks
 
 
+@pytest.mark.slow
 def test_examine_thoughts_where_the_sum_depends_on_the_pass_names_layer_and_position():
     # The keys' sequence is cut by the furthest place of a pass, and how many chunks of a prompt a pass holds depends on its
     # neighbours.

@@ -56,6 +56,7 @@ def leaking(draft_params, params, cfg, state: GenState, schedule, num_tokens) ->
 LEAKING = draft_model_source(BF16, COST)._replace(name="leaking", draft=leaking)
 
 
+@pytest.mark.slow
 def test_draft_model_with_any_weights_commits_the_bits_of_no_draft():
     """Weights decide how much is accepted, and nothing else."""
     own, own_acceptance = generated(LEAKING, (random_model(BF16), np.bool_(False)))
@@ -164,6 +165,7 @@ def interrupted(draft_params: DraftParams) -> tuple[list[tuple], bool, int]:
     return [zero, one, two, three, four], same, rollbacks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("believes", [False, True])
 def test_draft_model_finds_by_itself_what_it_holds_of_committed_tokens(believes: bool):
     """After rollbacks, preemption and other requests in its place its drafts are those of one that reads all anew."""

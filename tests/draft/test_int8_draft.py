@@ -19,6 +19,7 @@ from tests.generation.one_at_a_time import FIXED, one_at_a_time, results
 from tests.shelf import MANY
 
 
+@pytest.mark.slow
 def test_int8_draft_commits_the_bits_of_no_draft_and_most_of_it_is_accepted():
     """Two of the requests are greedy, the others are drawn at T = 0.7, 1.3 and 1."""
     requests = [Request(r.prompt, dataclasses.replace(r.sampling, top_k=0, top_p=1.0, min_p=0.0)) for r in FIXED]
@@ -31,6 +32,7 @@ def test_int8_draft_commits_the_bits_of_no_draft_and_most_of_it_is_accepted():
     assert 0.6 * drafted < accepted  # random weights have close logits
 
 
+@pytest.mark.slow
 def test_int8_draft_of_an_engine_follows_its_weights(model, one_row):
     """Ordinary requests are verified, too: drafted tokens are no results. After an update the draft has the new weights."""
     config = EngineConfig(max_requests=3, max_len=64, method="int8", num_speculative_tokens=3, schedule=SCHEDULE)

@@ -9,6 +9,7 @@ from detspec.ops.attention import reference
 from tests.engine.test_certify import FAR, engine_of_many_pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first_wrong_page", "max_requests"), [(2, 1), (4, 3)])
 def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(first_wrong_page, max_requests, monkeypatch):
     """It is wrong in passes of single rows alone, so that these part from the anchor; 40 tokens of prompt would not show it.
@@ -30,6 +31,7 @@ def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(
     assert position >= first_wrong_page * 64
 
 
+@pytest.mark.slow
 def test_attention_that_goes_wrong_at_guesses_alone_is_caught_because_probes_find_their_texts(monkeypatch):
     """Only the second place of windows of two is wrong: no row that reads a last committed token is, nor is the anchor."""
     sound = reference.paged_attention

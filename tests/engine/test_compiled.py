@@ -120,6 +120,7 @@ def test_poisoned_files_are_compiled_again_and_give_the_same_bits(model, folder,
     assert answers(model, monkeypatch) == first
 
 
+@pytest.mark.slow
 def test_program_that_jax_keeps_is_not_written_once_more(model, folder, monkeypatch, tmp_path):
     """A program that jax loads from its own cache cannot be written whole: its file would be found, and fail when it runs."""
     keep_in(str(tmp_path / "of jax"))
@@ -168,6 +169,7 @@ def test_second_program_is_traced_while_the_first_compiles():
     assert fast.result(60) == "compiled"
 
 
+@pytest.mark.slow
 def test_function_that_was_replaced_is_another_program(model, first, monkeypatch):
     """An ablation that replaces a function gets what it asks for, and leaves nothing to those who do not."""
     with monkeypatch.context() as patch:

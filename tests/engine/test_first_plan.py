@@ -93,6 +93,7 @@ def test_plans_of_a_batch_are_timed_again_only_with_a_new_one_among_them(engine,
     assert noted[-1] == timed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linear", ["pinned", "xla"])
 def test_prefill_gets_a_program_of_its_own_with_the_other_plans_if_products_are_pinned_and_answers_stay(model, linear):
     """XLA may cut the last layer's product of keys and values in another way where nothing else is worked out."""
@@ -135,6 +136,7 @@ def test_thoughts_are_certified_anew_when_prefill_gets_its_own_program(engine, m
     assert noted == [False, True]
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_programs_with_and_without_logits_processing(model):
     """A request that needs none has the same bits among requests that do; the control: processing is what makes the others."""
     alone = make_engine(model, 3, "none")

@@ -16,6 +16,7 @@ from tests.engine.int8_engine import FULL, INT8, PROMPTS, engine_of, texts
 from tests.fakes import random_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["cpu", "reference"])
 def test_prefill_may_have_its_own_program_since_all_products_are_exact(implementation):
     engine = engine_of(INT8, linear="xla", implementation=implementation)

@@ -41,6 +41,7 @@ def test_processed_logprobs_differ_from_raw_ones_where_they_must_and_no_token_do
     assert ({c.logprobs_mode for c in raw}, {c.logprobs_mode for c in alone}) == ({"raw"}, {"processed"})
 
 
+@pytest.mark.slow
 def test_processed_logprobs_beside_others_and_drafted_keep_their_bits(three_rows, alone):
     assert everything(three_rows.generate(PROMPTS, PROCESSED)) == everything(alone)
     mixed = [a if i % 2 else b for i, (a, b) in enumerate(zip(SAMPLING, PROCESSED, strict=True))]

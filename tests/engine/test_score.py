@@ -62,6 +62,7 @@ def test_choices_of_one_question_read_what_they_share_once(model, monkeypatch):
     assert bits(apart.score(texts, 40)) == bits(shared)
 
 
+@pytest.mark.slow
 def test_scoring_next_to_generation_preemption_and_aborts_moves_no_bit(written, model):
     """Four pages of 16 for three places, so that what decodes is preempted again and again."""
     engine = make_engine(model, 3, "self", num_pages=4)
@@ -82,6 +83,7 @@ def test_scoring_next_to_generation_preemption_and_aborts_moves_no_bit(written, 
     assert engine.num_pages_held == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["tempered", "processed"])
 def test_scores_in_other_modes_have_the_bits_that_generation_reports(one_row, three_rows, mode):
     asked = [dataclasses.replace(s, logprobs_mode=mode, top_k=40, frequency_penalty=0.3) for s in SAMPLING]

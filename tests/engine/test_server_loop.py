@@ -109,6 +109,7 @@ def compared(found: dict[str, tuple], expected: dict[str, tuple]) -> list[bool]:
     return same
 
 
+@pytest.mark.slow
 def test_every_answer_of_a_server_has_the_bits_of_generate_and_ordinary_ones_do_not(
     three_rows: Engine, one_row: Engine, monkeypatch: pytest.MonkeyPatch
 ):

@@ -28,6 +28,7 @@ def steps(state: GenState, requests: Sequence[Request], number: int) -> GenState
     return generate_drafted(random_model(MANY.cfg), MANY, state, told, np.int32(number), source="recorded")
 
 
+@pytest.mark.slow
 def test_request_put_in_again_with_its_new_tokens_goes_on_with_the_same_bits():
     """Two steps, then prompts and new tokens put into a fresh state, which runs to the end."""
     expected = [one_at_a_time(request) for request in PENALISED]

@@ -260,6 +260,7 @@ def test_gradient_of_every_kind_of_layer_is_that_of_float64(kind):
     assert {path: error for path, error in errors.items() if not error <= BOUND} == {}
 
 
+@pytest.mark.slow
 def test_control_gradient_without_what_goes_through_sums_of_rows_is_another(monkeypatch):
     monkeypatch.setattr(rows, "sums_with_derivative", lambda sum_row: lambda x: sum_row(jax.lax.stop_gradient(x)))
     errors = largest_errors(EACH_WEIGHT, remat=True)  # a program that no other test has

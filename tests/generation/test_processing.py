@@ -43,6 +43,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "shape", "text"), WAYS, ids=["none", "perfect", "rejected", "aligned", "self"])
 def test_frequency_penalty_counts_committed_tokens_and_no_rejected_draft(source, shape, text):
     state = start([3], frequency_penalty=2.0, shape=shape)

@@ -62,6 +62,7 @@ def test_append_in_int8_writes_in_place_what_xla_rounds_and_a_row_alone(slot_axi
     assert np.isnan(number[5, 1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.int8])
 def test_pages_are_copied_in_place_over_others(dtype):
     pages = (jnp.arange(5 * 2 * 16, dtype=jnp.float32) % 128).reshape(5, 2, 16).astype(dtype)

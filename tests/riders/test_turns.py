@@ -70,6 +70,7 @@ def test_texts_of_a_batch_with_drafts_and_preemptions_have_the_bits_of_each_alon
     assert engine.stats.num_accepted_draft_tokens > 0
 
 
+@pytest.mark.slow
 def test_what_is_brought_decides_texts_and_what_brings_nothing_is_as_without_riders(alone):
     """The inverse control: without the rider, the texts of those that bring something are others."""
     plain = run(engine_of("none", riders=()), requests(brings=False))
@@ -90,6 +91,7 @@ def test_scores_of_given_tokens_are_those_of_generation(alone, engine):
     assert plain[0].logprobs != alone[0].logprobs
 
 
+@pytest.mark.slow
 def test_replays_of_records_find_their_tokens_only_with_what_was_brought(alone, engine):
     found = engine.replay((request, c.token_ids) for request, c in zip(requests(), alone, strict=True))
     for replay, completion in zip(found, alone, strict=True):

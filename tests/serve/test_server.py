@@ -473,6 +473,7 @@ def leaving(server: Running) -> None:
     server.service.is_leaving = lambda: True
 
 
+@pytest.mark.slow
 def test_what_is_in_flight_when_the_time_is_over_is_aborted_and_answered(model, tmp_path):
     log = tmp_path / "log.jsonl"
     body = {"prompt": [5, 17, 9], "seed": 1, "max_tokens": 60, "temperature": 0.9, "n": 8, "ignore_eos": True}
@@ -532,6 +533,7 @@ SCORES = (
 )
 
 
+@pytest.mark.slow
 def test_log_of_a_server_is_audited_and_a_change_is_found(model, tmp_path):
     log = tmp_path / "log.jsonl"
     with serving(make_engine(model), log=log) as logged:

@@ -21,6 +21,7 @@ from tests.serve.running import chatting, choices, chunks_of, make_engine, servi
 PAGE = Path(__file__).parents[2] / "docs" / "rl_trainers.md"
 
 
+@pytest.mark.slow
 def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
     write_folder(tmp_path / "first")
     write_folder(tmp_path / "second", init_params(BYTE_CFG, jax.random.key(2)))

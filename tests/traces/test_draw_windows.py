@@ -169,6 +169,7 @@ def test_long_window_leaves_out_runs_but_not_the_turning_point(drafted: int, acc
     assert "⋮" in texts(trace_figure(Trace(PROMPT, (window,), 0, "")))
 
 
+@pytest.mark.slow
 def test_save_trace_writes_a_deterministic_svg_and_a_png(tmp_path):
     written = save_trace(TRACE, tmp_path / "new" / "trace.v1")
     assert [path.name for path in written] == ["trace.v1.svg", "trace.v1.png"]
