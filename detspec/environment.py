@@ -55,9 +55,8 @@ def schedule_for(
         schedule = schedule.with_numerics(implementation="reference", linear="xla")
         return schedule.with_numerics(cache_dtype="int8") if is_integer else schedule
     if is_integer:  # for speed alone: no bit depends on it
-        kernels = {"tpu": ("pallas_tpu", "xla"), "gpu": ("pallas_gpu", "pinned") if capability == HOPPER else None}
-        implementation, linear = kernels.get(platform) or (schedule.numerics.implementation, "xla")
-        return schedule.with_numerics(implementation=implementation, linear=linear, cache_dtype="int8")
+        kernels = {"implementation": "pallas_gpu", "linear": "pinned"} if platform == "gpu" and capability == HOPPER else {}
+        return schedule.with_numerics(**{"linear": "xla", **kernels}, cache_dtype="int8")
     if platform == "cpu" and cfg is not None:
         return schedule.with_numerics(cache_dtype=cfg.dtype)  # keys and values are of this dtype, so nothing is rounded
     if platform == "gpu" and capability != HOPPER:

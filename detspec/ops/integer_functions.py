@@ -53,4 +53,4 @@ def integer_functions(numerics: Numerics) -> IntegerFunctions:
 
 def layout_for(numerics: Numerics) -> PageLayout:
     """The layout of pages for an implementation."""
-    return {"pallas_tpu": integer_pages.TPU, "pallas_gpu": integer_pages.GPU}.get(numerics.implementation, integer_pages.CPU)
+    return integer_pages.GPU if numerics.implementation == "pallas_gpu" else integer_pages.PLAIN

@@ -22,7 +22,7 @@ class PageLayout(NamedTuple):
     """How pages lie in memory and are read: for speed alone, no bit depends on it.
 
     Attributes:
-        block: positions that a step of attention looks at. On a CPU they fit into its cache.
+        block: positions that a step of attention looks at. On a CPU they fit into its cache; for a TPU more compile long.
         value_slot_axis: 2 if pages of values are `[num_pages, K, page, H]` like those of keys, 3 if `[num_pages, K, H, page]`:
             a GPU's products of int8 add up what lies side by side.
         by_words: whether pages are copied four numbers at a time.
@@ -33,8 +33,7 @@ class PageLayout(NamedTuple):
     by_words: bool = False
 
 
-CPU = PageLayout()
-TPU = PageLayout(block=2048)
+PLAIN = PageLayout()
 GPU = PageLayout(block=2048, value_slot_axis=3, by_words=True)
 
 
@@ -78,7 +77,7 @@ def attended(
     *,
     score: tuple[int, int],
     window: int | None,
-    layout: PageLayout = CPU,
+    layout: PageLayout = PLAIN,
 ) -> jax.Array:
     """Attention of queries `[G * W, N, H]` at `positions [G, W]` over pages by `tables [G, max_pages]`: fixed `[G * W, N, H]`.
 

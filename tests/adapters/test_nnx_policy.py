@@ -74,6 +74,7 @@ def bytes_of(policy: DetspecPolicy) -> dict[type, list[bytes]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 @pytest.mark.programs(20)
 def test_steps_of_nnx_optimizer_train_and_keep_the_engines_bits(policy_model):

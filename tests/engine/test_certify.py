@@ -38,6 +38,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, *, windows: bool) -> None:
     monkeypatch.setattr(Schedule, "with_budget", spoilt)
 
 
+@pytest.mark.slow
 def test_certify_with_native_sums_in_the_canonical_pass_refuses_the_engine(model, monkeypatch):
     spoil(monkeypatch, windows=True)
     engine = engine_of(model, "none")
@@ -51,6 +52,7 @@ def test_certify_with_native_sums_in_the_canonical_pass_refuses_the_engine(model
         assert "the anchor has" in certificate.why
 
 
+@pytest.mark.slow
 def test_engine_with_one_broken_plan_uses_the_other(model, one_row, monkeypatch):
     sampling = SamplingParams(max_tokens=8, temperature=0.8, seed=1)
     expected = [facts(c) for c in one_row.generate([[1, 2, 3], [4]], sampling)]
@@ -96,6 +98,7 @@ def engine_of_many_pages(method: str, max_len: int, max_requests: int = 1) -> En
     return engine
 
 
+@pytest.mark.slow
 def test_sound_attention_is_certified_up_to_the_end_of_the_cache_and_over_borders_of_pages():
     engine = engine_of_many_pages("self", 319)
     for drafting in (Drafting(), Drafting("ngram", 4, 15, skips=True), Drafting("self", 4, 3)):

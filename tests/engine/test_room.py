@@ -52,6 +52,7 @@ def narrow() -> list[SamplingParams]:
     return [first, second, ordinary(third)]
 
 
+@pytest.mark.slow
 def test_room_that_is_not_used_moves_no_bit(engines):
     found = [[facts(c) for c in engine.generate(PROMPTS, narrow())] for engine in engines]
     assert found[0] == found[1]
@@ -83,6 +84,7 @@ def test_room_grows_between_two_steps_and_moves_no_bit(engines):
     assert facts(without[0]) != wide_alone
 
 
+@pytest.mark.slow
 def test_replay_of_a_request_with_many_biased_tokens_has_its_bits(model, engines, monkeypatch):
     monkeypatch.setattr("detspec.engine.replica.certified_passes", lambda device: device.schedule)  # one program
     [completion] = engines[-1].generate([PROMPTS[2]], WIDE)

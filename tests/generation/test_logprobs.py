@@ -113,6 +113,7 @@ def in_dtype(kind: str, dtype: str) -> ModelConfig:
     return dataclasses.replace(CFGS[kind], dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_logprobs_and_those_in_a_gradient_have_the_bits_of_generation_and_ordinary_ones_do_not():
     """A kind of model with norms of both outputs, soft caps and a sliding window.

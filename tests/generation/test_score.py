@@ -53,6 +53,7 @@ def scored(texts: list[list[int]], window: int, alignment: str = "free") -> list
 # Score ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "order"), [(1, [2, 1]), (16, [0, 1, 2])])
 def test_score_of_generated_text_has_the_bits_that_generation_reported(window, order):
     texts = generated()

@@ -88,6 +88,7 @@ def test_forward_sequences_is_differentiated_and_mapped():
     assert all(np.abs(np.asarray(leaf, np.float32)).max() > 0 for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 @pytest.mark.parametrize("axes", [(0, None), (None, 0)], ids=["models", "states"])
 def test_step_under_vmap_has_the_bits_of_a_loop(axes: tuple[int | None, int | None], state: GenState):
@@ -121,6 +122,7 @@ def test_step_donates_nothing_unless_it_is_jitted_so(state: GenState):
     assert given.cache.pools[0].k.is_deleted()
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_several_models_of_the_page_have_the_bits_of_each_alone(page):
     each = [ds.generate(params, page.cfg, [[1, 2, 3]], page.sampling) for params in page.models]

@@ -12,7 +12,7 @@ from detspec.cache import KV, Int8Pages
 from detspec.integer import spec
 from detspec.integer.spec import LIMIT, LOST, Activations, Cached, Sizes
 from detspec.ops import integer_cpu, integer_pages
-from detspec.ops.integer_pages import CPU, PageLayout
+from detspec.ops.integer_pages import PLAIN, PageLayout
 from tests.integer.falsified import falsified
 
 N, K, H, PAGE, S = 4, 2, 16, 8, 40
@@ -55,7 +55,7 @@ def both(module: ModuleType, window: int | None, **more: Any) -> tuple[np.ndarra
     looking_from = jnp.asarray(LOOKING_FROM, jnp.int32)
 
     def run(q: Activations, k: Any, v: Any) -> jax.Array:
-        if more.get("layout", CPU).value_slot_axis == 3:
+        if more.get("layout", PLAIN).value_slot_axis == 3:
             v = v.replace(values=v.values.swapaxes(2, 3))
         return module.attended(q, KV(k, v), tables, looking_from, score=SCORE, window=window, **more)
 

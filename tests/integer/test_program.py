@@ -61,6 +61,7 @@ def texts(model: Model, schedule: Schedule) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_programs_of_an_integer_model_only_move_floats():
     found = texts(both(CFG, random_model(CFG)).model, SCHEDULE)
     assert {name.partition(" ")[0] for name in found} >= {"run_segment", "read_sequences"}
@@ -68,6 +69,7 @@ def test_programs_of_an_integer_model_only_move_floats():
         assert Counter((each.opcode, each.op_name) for each in on_floats(hlo) if each.opcode not in LOOKS) == Counter(), name
 
 
+@pytest.mark.slow
 def test_control_of_programs_in_floats_multiply_them():
     params = random_model(CFG)
     schedule = SCHEDULE.with_numerics(cache_dtype=Numerics().cache_dtype)

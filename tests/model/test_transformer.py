@@ -69,6 +69,7 @@ def logits_of(cfg: ModelConfig, window: int, rows: int = ROWS, sequence: int = 0
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", [F32, F32_ALIBI, *F32_LAYERS.values()], ids=["rope", "alibi", *F32_LAYERS])
 def test_forward_over_pages_equals_forward_over_sequences(cfg):
     """Several windows of one pass hold consecutive spans of one sequence: a layer writes before it attends."""

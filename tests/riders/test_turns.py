@@ -59,6 +59,7 @@ def alone(engine) -> list[Completion]:
     return one_by_one(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 @pytest.mark.parametrize("method", ["ngram", "self", "model"])
 def test_texts_of_a_batch_with_drafts_and_preemptions_have_the_bits_of_each_alone(method, alone):
@@ -118,6 +119,7 @@ def by_steps(state, committed: Committed):
     return state.replace(is_on=state.is_on ^ (turns.sum(1) % 2 == 1))
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_rider_that_forgets_the_drafts_before_a_row_is_found_out(alone):
     """The inverse control of all of this: a state that only steps bring up to date."""

@@ -8,6 +8,7 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "on_policy.md"
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_code_of_the_page_runs_and_its_ratio_is_one_in_every_step(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

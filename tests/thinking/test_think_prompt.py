@@ -165,7 +165,7 @@ def scattered(state: GenState, rng: np.random.Generator) -> GenState:
     return state.replace(cache=state.cache.replace(page_table=jnp.asarray(table), pools=poisoned(state.cache.pools, rng)))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "self" else ()) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_speculative_reading_for_any_drafts_neighbours_and_places_equals_reading_chunk_by_chunk(name):
     shape, source = CASES[name]
     cfg = shape.cfg
@@ -202,6 +202,7 @@ def test_other_states_after_one_thought_change_what_follows_and_nothing_before()
     assert all(one != other for one, other in zip(rest[1:2] + rest[3:], others[1:2] + others[3:], strict=True))
 
 
+@pytest.mark.slow
 def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
     """In float32, because rounding to bfloat16 hides the difference."""
     cfg, read_ahead = ALIBI_THINKER.cfg, jax.jit(draft_thoughts, static_argnums=(1, 3))
@@ -268,6 +269,7 @@ def parity() -> Model:
     return load(Path(detspec.__file__).parent / "assets" / "thinking_parity")
 
 
+@pytest.mark.slow
 def test_trained_model_takes_a_round_more_than_there_are_thoughts_and_one_if_all_are_known(parity: Model):
     rng, task = np.random.default_rng(0), Parity(filler=0.5)
     shape = Shape(parity.cfg, Schedule(budget=Budget(128, 1)), batch=3, length=128)  # prompts are long
