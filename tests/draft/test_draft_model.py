@@ -67,6 +67,7 @@ def test_draft_model_with_any_weights_commits_the_bits_of_no_draft():
     assert other_acceptance < 0.6
 
 
+@pytest.mark.slow
 def test_draft_that_writes_to_slots_of_committed_tokens_changes_bits():
     spoilt, _ = generated(LEAKING, (random_model(BF16), np.bool_(True)))
     assert spoilt != expected()

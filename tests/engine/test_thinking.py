@@ -23,6 +23,8 @@ from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.thinking.fakes import THINKER_CFG, random_thinker
 
+pytestmark = pytest.mark.slow
+
 # Pages of 16: prompts take several, and few are enough to preempt.
 SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
 CFG = THINKER_CFG
@@ -78,7 +80,6 @@ def facts(completions: dict[str, Completion]) -> dict[str, tuple]:
     }
 
 
-@pytest.mark.slow
 def test_thoughts_are_of_all_kinds_and_none_after_the_last_chunk(alone):
     """Chunks of 4 that end before the last token of the prompt; trivial, whole and cut thoughts, or the rest shows little."""
     completions, kinds = run(alone, DETERMINISTIC), set()
@@ -93,7 +94,6 @@ def test_thoughts_are_of_all_kinds_and_none_after_the_last_chunk(alone):
     assert kinds == {"trivial", "whole", "cut"}
 
 
-@pytest.mark.slow
 def test_neighbours_orders_guesses_and_preemption_change_no_thought_and_no_bit(alone, crowded):
     expected = facts(run(alone, DETERMINISTIC))
     before = crowded.num_preemptions
@@ -103,7 +103,6 @@ def test_neighbours_orders_guesses_and_preemption_change_no_thought_and_no_bit(a
     assert crowded.num_pages_held == 0
 
 
-@pytest.mark.slow
 def test_likeliest_tokens_of_what_was_thought_about_are_the_same_in_a_crowd(alone, crowded):
     """They are read from replays after the thoughts, which are a program more for each engine."""
 
@@ -148,7 +147,6 @@ def test_stream_of_a_thinking_request_brings_the_same_tokens(alone):
     assert sum((piece.logprobs for piece in pieces), ()) == completion.logprobs
 
 
-@pytest.mark.slow
 def test_job_writes_thoughts_and_its_audit_finds_a_changed_one(alone, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("detspec.engine.replica.certified_passes", lambda device: device.schedule)  # one program
     prompts = [prompt for prompt, _ in requests()[1:4]]

@@ -57,6 +57,7 @@ def replayed(*, after_steps: int, refill: bool) -> list[tuple]:
     return results(steps(state.replace(cache=cache), FIXED, MANY.length))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_steps", [0, 1, 3])
 def test_replay_after_a_dropped_cache_changes_nothing(after_steps):
     assert replayed(after_steps=after_steps, refill=True) == [one_at_a_time(request) for request in FIXED]

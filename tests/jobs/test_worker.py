@@ -89,6 +89,7 @@ class Job:
 # One output, in hardly more time than the work takes -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 6))])
 def test_eight_unequal_workers_three_killed_one_frozen_take_no_more_than_115_percent_of_ideal(seed, tmp_path):
     """Speeds 1 to 4, killed and frozen at random moments; twelve such jobs took 1.02 to 1.05 of ideal."""

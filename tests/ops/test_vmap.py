@@ -114,6 +114,7 @@ def have_equal_bits(name: str, found: tuple[dict[str, Any], dict[str, Any]]) -> 
     return all(np.asarray(leaf).tobytes() == expected.tobytes() for leaf, expected in zip(mapped, stacked, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name != CONTROL])
 def test_kernel_under_vmap_has_the_bits_of_a_loop(name: str, found):
     assert have_equal_bits(name, found)

@@ -574,6 +574,7 @@ def test_log_of_a_server_is_audited_and_a_change_is_found(model, tmp_path):
     assert found.position == place
 
 
+@pytest.mark.slow
 def test_log_goes_on_after_its_last_whole_line_and_is_for_one_server(model, tmp_path):
     log = tmp_path / "log.jsonl"
     with serving(make_engine(model), log=log) as server:

@@ -103,6 +103,7 @@ def test_model_in_int8_takes_new_weights_in_its_own_dtype(tmp_path):
     assert after["system_fingerprint"] == expected["system_fingerprint"]
 
 
+@pytest.mark.slow
 def test_what_is_read_late_has_the_name_and_the_log_of_its_own_weights(model, tmp_path):
     """A client that reads slowly may still be reading when weights change."""
     write_folder(tmp_path / "first")

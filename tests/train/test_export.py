@@ -76,6 +76,7 @@ def test_layers_that_no_folder_can_hold_are_refused_before_the_first_step(tmp_pa
         describe_own(tmp_path, with_mixer(namesake(2, 1, 16)))
 
 
+@pytest.mark.slow
 def test_attention_of_the_page_is_trained_exported_loaded_and_generates(tmp_path: Path, tmp_path_factory):
     page = example("An attention of your own", tmp_path_factory)
     cfg = with_mixer(page.GatedAttention(**vars(FITTING.layer(0).mixer)))

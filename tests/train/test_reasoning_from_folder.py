@@ -109,6 +109,7 @@ def test_folder_that_is_none_is_refused(folder: str, tmp_path: Path):
         config_of(str(tmp_path / "nowhere"), tmp_path / "traces.jsonl")
 
 
+@pytest.mark.slow
 def test_run_from_a_folder_that_was_stopped_goes_on_to_the_same_bits(folder: str, tmp_path: Path):
     """In the arm that compiles fastest; a run that thinks is stopped in `test_reasoning.py`."""
 
