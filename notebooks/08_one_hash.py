@@ -51,6 +51,8 @@ import detspec as ds
 from detspec.demo.demo import demo_prompts
 from detspec.demo.integer_demo import EXPECTED, ORACLE, audited, demo_sampling, digest_of, oracles, texts_of
 
+# %matplotlib inline
+
 machine = ds.fingerprint()
 print(f"{machine['backend']}: {machine['device_kind']} | jax {machine['jax']}")
 
