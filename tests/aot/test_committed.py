@@ -106,6 +106,7 @@ def of_one_pass(found: list[Kernel]) -> Counter[Product]:
     return Counter({product: number // max(passes, 1) for product, number in counted.items()})
 
 
+@pytest.mark.slow
 def test_programs_of_an_engine_leave_no_choice_and_have_the_same_products():
     replays, prefill, *others = texts = engine_texts(*CHOSEN)
     assert [offences(text) for text in texts] == [[]] * len(texts)
@@ -146,6 +147,7 @@ def test_sampling_with_all_parameters_leaves_no_choice():
     assert "exponential(" in hlo
 
 
+@pytest.mark.slow
 def test_splits_of_equal_rows_run_the_same_products_and_arithmetic():
     texts = [compiled_pass(*split) for split in SPLITS]
     each = [[kernel for kernel in kernels(text) if kernel.name == PRODUCT] for text in texts]

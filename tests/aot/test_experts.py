@@ -63,6 +63,7 @@ def test_experts_on_gpus_spill_no_register(part: str, capfd, monkeypatch):
     assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", capfd.readouterr().out) == [("0", "0")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kernels"), [("h200", 2), ("v6e:2x2", 3)])
 def test_pass_of_a_model_runs_the_kernels_of_experts_without_a_copy_of_their_weights(name: str, kernels: int):
     """Gate and up are one kernel on a GPU, two on a TPU. The last of two layers has none: prefill reads no logits."""

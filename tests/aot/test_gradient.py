@@ -46,7 +46,9 @@ def compiled(name: str, loss_fn: object) -> Compiled:
     return compile_for(target(name), jax.value_and_grad(loss_fn), masters, *texts)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["v6e:2x2", "h100", pytest.param("v5e:2x2", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "name", [pytest.param("v6e:2x2", marks=pytest.mark.slow), "h100", pytest.param("v5e:2x2", marks=pytest.mark.sweep)]
+)
 def test_gradient_has_the_kernels_of_a_pass_and_no_more_operations_than_an_ordinary_one(name: str):
     ours = compiled(name, partial(exact, name=name))
     theirs = compiled(name, ordinary)

@@ -54,6 +54,7 @@ def test_library_of_a_t4_has_no_tuned_algorithm_and_no_memory_for_parts(dtype: s
     assert [operand.startswith("wrapped_convert") for operand in held.operands] == [dtype == "bfloat16"] * 2
 
 
+@pytest.mark.slow
 def test_prefill_replay_and_segments_have_the_same_products():
     """Prefill runs the program of replays, see `Device.may_prefill_apart`."""
     device = target("l4")

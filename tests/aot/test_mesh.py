@@ -28,11 +28,13 @@ def check(program: MeshProgram, layers: int = LAYERS) -> int:
     return report["peak_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", TESTED, ids=lambda program: program.name)
 def test_program_on_chips_exchanges_finished_values_only_and_moves_no_pool(program: MeshProgram):
     assert check(program) < 2 * GIB
 
 
+@pytest.mark.slow
 def test_memory_of_many_layers_follows_from_that_of_few():
     """70B on 8 H200s: layers 2 and 4 say what 8 layers need."""
     two, four, eight = (check(DEEPER, layers) for layers in (2, 4, 8))

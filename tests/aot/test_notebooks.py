@@ -39,6 +39,7 @@ from detspec.traces.record_windows import _step
 from detspec.train.problems.chunks import Batch
 from detspec.train.reasoning_loss import Counts, reasoning_loss
 
+pytestmark = pytest.mark.slow
 TARGETS = ("v5e:2x2", "v6e:2x2")
 WITHOUT_KERNELS = ("t4", "l4", "a100")
 SWEPT = (*TARGETS, *WITHOUT_KERNELS, "h100")

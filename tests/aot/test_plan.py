@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from detspec.cli import main
 
 
@@ -28,6 +30,7 @@ def with_config(folder: Path, vocab_size: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_plan_prints_what_it_writes(tmp_path, capsys):
     """For a TPU; the plan for chips is one for GPUs."""
     folder = with_config(tmp_path, vocab_size=1024)
@@ -45,6 +48,7 @@ def test_plan_prints_what_it_writes(tmp_path, capsys):
     assert f"{result['predicted']['canonical_tok_per_s']:,.0f} tok/s" in printed
 
 
+@pytest.mark.slow
 def test_plan_for_chips_prints_what_they_exchange(tmp_path, capsys):
     folder = with_config(tmp_path, vocab_size=1024)
     file = folder / "plan.json"

@@ -69,8 +69,11 @@ def prefill_that_keeps_the_old_cache(schedule: Schedule, params: Params, state: 
 
 @pytest.mark.parametrize(
     ("name", "numerics"),
-    [("v6e:2x2", {}), ("v5e:2x2", {"cache_dtype": "int8"}), ("h200", {})],
-    ids=["v6e", "v5e, int8", "h200"],
+    [
+        pytest.param("v6e:2x2", {}, marks=pytest.mark.slow, id="v6e"),
+        pytest.param("v5e:2x2", {"cache_dtype": "int8"}, marks=pytest.mark.slow, id="v5e, int8"),
+        pytest.param("h200", {}, id="h200"),
+    ],
 )
 def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str, numerics: dict[str, str]):
     compiled, state = compiled_for(name, generator, **numerics)
@@ -84,6 +87,7 @@ def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str
     assert compiled.temp_bytes < pool_bytes / 2  # a copy of all keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v6e:2x2", pytest.param("h200", marks=pytest.mark.sweep)])
 def test_steps_with_a_draft_model_move_neither_models_page_pools(name: str):
     schedule = canonical_schedule(target(name), CFG)
@@ -103,6 +107,7 @@ def test_steps_with_a_draft_model_move_neither_models_page_pools(name: str):
     assert pool_moves(hlo, jax.tree.leaves((state.cache.pools, held.pools))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5e:2x2", "h200"])
 def test_reading_with_thoughts_compiles_with_kernels_inside_and_moves_no_page_pool(name: str):
     cfg = dataclasses.replace(CFG, thinking=THINKING)

@@ -34,8 +34,11 @@ CHOSEN = {
 JAXS = ("vendor",)  # attention of jax itself, which does not keep to strict promotion
 # Their programs for TPUs are those of other stages, or of engines, which tests/aot/test_notebooks.py compiles for TPUs.
 SWEPT = {("v6e:2x2", stage) for stage in ("doctor again", "whole", "generation", "completions")}
+SLOW = {("v6e:2x2", "doctor"), ("h100", "doctor")}
 PAIRS = [
-    pytest.param(name, stage, marks=[pytest.mark.sweep] * ((name, stage) in SWEPT))
+    pytest.param(
+        name, stage, marks=[pytest.mark.sweep] * ((name, stage) in SWEPT) + [pytest.mark.slow] * ((name, stage) in SLOW)
+    )
     for name in TARGETS
     if name != "h200"  # which runs an H100's programs
     for stage in CHOSEN

@@ -4,7 +4,9 @@ Models run on 2, 4 and 8 simulated devices. In the control chips add what they h
 """
 
 import dataclasses
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -15,12 +17,22 @@ from detspec.model.mlp import GatedMLP
 from tests.mesh.conftest import model_on
 from tests.mesh.shapes import CFG, FAMILIES, KINDS, THINKER_CFG, Facts, job, mlp_added_across_chips, plain_job, schedule_for
 
+TRIED = ("gemma2", "qwen3", "shared experts")  # the others are slow tests
 # Kinds of layers with values that are gathered, or cut, otherwise than those of Llama.
 GATHERED = ("post norms, width norms", "part rotated", "parallel", "learned positions", "shared experts")
 
 
+def cases(names: Iterable[str]) -> list[Any]:
+    """Names with their marks."""
+    slow = {*FAMILIES, *GATHERED}
+    return [
+        pytest.param(name, marks=() if name in TRIED else pytest.mark.slow if name in slow else pytest.mark.sweep)
+        for name in names
+    ]
+
+
 @pytest.mark.optimised
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", cases(FAMILIES))
 def test_canonical_passes_of_every_family_have_the_bits_of_one_chip(name):
     cfg = FAMILIES[name]
     config = EngineConfig(max_requests=3, max_len=64, schedule=schedule_for(cfg), compile_cache=False)
@@ -28,7 +40,7 @@ def test_canonical_passes_of_every_family_have_the_bits_of_one_chip(name):
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in GATHERED else pytest.mark.sweep) for name in KINDS])
+@pytest.mark.parametrize("name", cases(KINDS))
 def test_canonical_passes_of_every_kind_of_layer_have_the_bits_of_one_chip(name):
     config = EngineConfig(max_requests=3, max_len=64, schedule=schedule_for(KINDS[name]), compile_cache=False)
     assert certify_mesh(Device(model_on(KINDS[name], 2), config)) == ""
