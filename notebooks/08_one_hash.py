@@ -73,7 +73,8 @@ print(prompts[0] + texts[0].text)
 # %% [markdown]
 # ## One hash
 #
-# Of all tokens, and of the 32 bits of every log-probability. The fingerprint that comes with each result names no device.
+# It is made of all tokens and of all bits of their log-probabilities. Each result comes with a fingerprint, which says what its
+# bits depend on: here the arithmetic and the weights, and no device.
 
 # %%
 print(f"here:          {digest_of(texts)}")

@@ -3,6 +3,8 @@
 from collections import Counter
 
 import compile_proof  # noqa: F401  # finds what stages of scripts/prove_on_device.py are made of
+import jax
+import jax.numpy as jnp
 import pytest
 from instructions import instructions
 from jax.sharding import SingleDeviceSharding
@@ -12,6 +14,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs, needed_plans
 from detspec.model.dense import dense_config
 from detspec.model.to_integer import integer_config
+from detspec.ops import integer
 from detspec.target_compilers import device_of
 from detspec.targets import canonical_schedule, target
 from tests.integer.test_program import LOOKS, on_floats
@@ -44,6 +47,21 @@ def test_program_multiplies_int8_alone_and_has_no_operation_on_floats(name: str,
     kinds = Counter((*(by_name[x].shapes[0].dtype for x in each.operands[:2]), each.shapes[0].dtype) for each in products)
     assert set(kinds) == {("s8", "s8", "s32")}
     assert Counter((each.opcode, each.op_name) for each in on_floats(hlo) if each.opcode not in LOOKS) == Counter()
-    # ptxas 13.0 makes one instruction of max(x, -x) and another signed maximum, and loses the minus.
-    of_magnitudes = [each for each in every if any(x in by_name and by_name[x].opcode == "abs" for x in each.operands)]
-    assert {each.opcode for each in of_magnitudes} == {"convert"}
+    assert takers_of_magnitudes(hlo) == {"convert"}
+
+
+def takers_of_magnitudes(hlo: str) -> set[str]:
+    """Operations on magnitudes; of unsigned numbers they begin with a conversion.
+
+    Of `max(x, -x)` and another signed maximum ptxas 13.0 makes one instruction, and loses the minus.
+    """
+    every = list(instructions(hlo))
+    magnitudes = {each.name for each in every if each.opcode == "abs"}
+    return {each.opcode for each in every if magnitudes & {*each.operands}}
+
+
+def test_control_signed_maximum_of_magnitudes_is_found():
+    x = jax.ShapeDtypeStruct((64, 96), jnp.int32, sharding=SingleDeviceSharding(device_of(target("h100"))))
+    for found, fn in (("reduce", jnp.abs), ("convert", integer.absolute)):
+        hlo = jax.jit(lambda x, fn=fn: fn(x).max(-1)).lower(x).compile().as_text()
+        assert takers_of_magnitudes(hlo) == {found}

@@ -69,6 +69,15 @@ def test_texts_in_other_pages_windows_and_crowds_with_drafts_have_the_same_bits(
     assert max(c.stats.mean_acceptance_length for c in twice) > 1
 
 
+def test_texts_in_the_pages_of_a_gpu_have_the_same_bits(written):
+    """Values are turned in their pages. Products are XLA's: the simulator of the kernel is slow."""
+    numerics = {"implementation": "pallas_gpu", "interpret": True, "page": 32}
+    engine = make_engine(small(MAIN).model, schedule=SCHEDULE.with_numerics(**numerics))
+    pools = engine.device.state.cache.pools[0]
+    assert (pools.k.values.shape[2:], pools.v.values.shape[2:]) == ((32, 16), (16, 32))
+    assert bits(engine.generate(PROMPTS, SAMPLING)) == written
+
+
 def test_given_texts_are_scored_with_the_bits_of_generation(written, few_pages):
     for mode in MODES:
         sampling = [dataclasses.replace(s, logprobs_mode=mode, stop_token_ids=(), min_tokens=0) for s in SAMPLING]
