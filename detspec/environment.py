@@ -11,7 +11,7 @@ import jax
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.native.processor import NO_COMPILER, cpu_facts, find_compiler, has_tiles
+from detspec.native.processor import NO_KERNELS, cpu_facts, find_compiler, has_tiles
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
 
 # Canonical passes by platform.
@@ -50,7 +50,7 @@ def schedule_for(
     is_integer = cfg is not None and cfg.weights == "integer"
     if platform == "cpu" and find_compiler() is None:
         warnings.warn(
-            f"{NO_COMPILER}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2
+            f"{NO_KERNELS}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2
         )
         schedule = schedule.with_numerics(implementation="reference", linear="xla")
         return schedule.with_numerics(cache_dtype="int8") if is_integer else schedule

@@ -20,12 +20,11 @@ import numpy as np
 from detspec.errors import InputError
 from detspec.integer import spec
 from detspec.integer.spec import INVERSE_ROOTS, LIMIT, LOGS, SINES, IntMatrix, Scale, Sizes, Text, Wishes
-from detspec.native.processor import find_compiler
+from detspec.native.processor import NO_COMPILER, find_compiler
 
 MAGIC = 0x31544E49  # "INT1"
 LEFT_RANGE = -(2**31)  # a log-probability or choice where numbers have left their range
 OPTIONS = ("-std=c99", "-O2")
-NO_COMPILER = "audit.c needs a C compiler, and none was found: install gcc or clang, or name one in the environment variable CC"
 
 
 class AuditedText(NamedTuple):
@@ -93,7 +92,7 @@ def compile_audit(folder: Path, command: Sequence[str] | None = None, options: S
     if command is None:
         compiler = find_compiler()
         if compiler is None:
-            raise InputError(NO_COMPILER)
+            raise InputError(f"audit.c is compiled here, and {NO_COMPILER}")
         command = [compiler]
     program = folder / "audit"
     with as_file(files("detspec.integer").joinpath("audit.c")) as source:

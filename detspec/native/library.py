@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from detspec.compile_cache import kernel_cache
 from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.native.processor import NO_COMPILER, TILE_OPTIONS, cpu_facts, find_compiler, has_tiles
+from detspec.native.processor import NO_KERNELS, TILE_OPTIONS, cpu_facts, find_compiler, has_tiles
 
 NAMES = (
     "linear",
@@ -127,7 +127,7 @@ def _machine_code(source: str, options: tuple[str, ...]) -> bytes:
 def _compile(source: str, options: tuple[str, ...]) -> bytes:
     compiler = find_compiler()
     if compiler is None:
-        raise InputError(NO_COMPILER)
+        raise InputError(NO_KERNELS)
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernels.so"
         command = [compiler, *options, f"-I{jax.ffi.include_dir()}", "-xc", "-", "-o", str(library), "-lm"]

@@ -9,10 +9,8 @@ import subprocess
 from pathlib import Path
 
 COMPILERS = ("cc", "gcc", "clang")
-NO_COMPILER = (
-    "the CPU kernels are compiled on first use, and no C compiler was found: install gcc or clang, or name one in the "
-    "environment variable CC"
-)
+NO_COMPILER = "no C compiler was found: install gcc or clang, or name one in the environment variable CC"
+NO_KERNELS = f"the CPU kernels are compiled on first use, and {NO_COMPILER}"
 # Intel's AMX, and the instructions that bring numbers into tiles.
 TILE_FLAGS = {"amx_tile", "amx_bf16", "amx_int8", "avx512bw", "avx512_vnni"}
 TILE_OPTIONS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")

@@ -198,7 +198,7 @@ def test_strict_compiler_has_no_remarks_and_no_behaviour_is_undefined(tmp_path):
 
 def test_missing_compiler_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(InputError, match=r"audit\.c needs a C compiler, and none was found"):
+    with pytest.raises(InputError, match=r"audit\.c is compiled here, and no C compiler was found"):
         compile_audit(tmp_path)
 
 
