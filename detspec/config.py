@@ -65,7 +65,7 @@ class RopeScaling:
 
     # "linear": all frequencies by `1/factor`. "llama3": long wavelengths by `1/factor`, short ones not at all, those between by
     # a blend (Llama 3.1). "yarn": a ramp between both, and attention sharpened by `attention_factor` (Peng et al. 2023, arXiv
-    # 2309.00071). "longrope": each frequency by its factor for texts up to the original length, attention sharpened (Phi-3).
+    # 2309.00071). "longrope": each frequency by a factor of its own, attention sharpened (Phi-3).
     kind: str
     factor: float  # by which the length is extended, at least 1
     original_max_position: int = 0  # length before the extension, in tokens; all but "linear"
@@ -75,7 +75,9 @@ class RopeScaling:
     beta_slow: float = 1.0  # the ramp of "yarn" ends at the frequency that turns this often within `original_max_position`
     truncate: bool = True  # the ramp of "yarn" begins and ends at whole dimensions
     attention_factor: float = 1.0  # scale of cosines and sines under "yarn" and "longrope"
-    short_factors: tuple[float, ...] = ()  # "longrope": what each frequency is divided by
+    short_factors: tuple[float, ...] = ()  # "longrope": what each frequency is divided by, in texts up to the original length
+    long_factors: tuple[float, ...] = ()  # "longrope": and in longer ones; () if it is not known
+    is_long: bool = False  # "longrope": all texts have the factors of longer ones
 
     def __post_init__(self) -> None:
         check_choice(self, "kind", ROPE_SCALINGS)
@@ -87,18 +89,25 @@ class RopeScaling:
                 f"got {self.original_max_position!r}"
             )
         check_numbers(self, "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
-        check_flags(self, "truncate")
-        numbers = isinstance(self.short_factors, tuple) and all(is_number(x) and x > 0 for x in self.short_factors)
-        if not numbers or bool(self.short_factors) != (self.kind == "longrope"):
-            raise InputError(
-                f"RopeScaling.short_factors must be a tuple of positive numbers with 'longrope', and empty else, got "
-                f"{self.short_factors!r} with {self.kind!r}"
-            )
+        check_flags(self, "truncate", "is_long")
+        for name, needed in (("short_factors", self.kind == "longrope"), ("long_factors", self.is_long)):
+            factors = getattr(self, name)
+            numbers = isinstance(factors, tuple) and all(is_number(x) and x > 0 for x in factors)
+            if not numbers or bool(factors) < needed or bool(factors) > (self.kind == "longrope"):
+                raise InputError(
+                    f"RopeScaling.{name} must be a tuple of positive numbers with 'longrope', and empty else, got {factors!r} "
+                    f"with {self.kind!r}"
+                )
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
             raise InputError(
                 f"RopeScaling.low_freq_factor ({self.low_freq_factor}) must be less than its high_freq_factor "
                 f"({self.high_freq_factor})"
             )
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The factors of "longrope" that this model has."""
+        return self.long_factors if self.is_long else self.short_factors
 
 
 @dataclasses.dataclass(frozen=True)

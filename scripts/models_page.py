@@ -46,12 +46,16 @@ other ones. After 346, transformers itself fails: nearly all are keys that are n
 Not tested:
 
 * Weights of published checkpoints: the tests download nothing. Configs and names of tensors are those of transformers.
-* Phi-3 with "longrope" takes the factors for texts up to the original length (4096 tokens for Phi-3.5). `max_position` is that
-  length, and longer texts are refused by engines.
 * Any model with experts on a GPU or TPU: [products with experts](measured_devices.md) ran on an H100 by themselves.
 
-Routers are in the dtype of the model, but for the bias that corrects one, which is float32. ERNIE stores routers in float32,
-and transformers keeps them so. Rounded to bfloat16, 2 of 960 rows of a random model with 64 experts chose other ones.
+Routers are in the dtype of the model, but for the bias that corrects one, and those of GLM-4.5 and ERNIE: these are float32, as
+transformers keeps them. Rounded to bfloat16, ERNIE's chose other experts in 2 of 960 rows of a random model with 64 experts.
+
+Phi-3 with "longrope" has two sets of factors: for texts up to the original length (4,096 tokens in Phi-3.5 and Phi-4 mini), and
+for longer ones. In transformers a text changes from one to the other as it grows, and all its keys are worked out anew. Here a
+model has one set. `ds.load(folder)` has that of short texts, and a `max_position` of the original length.
+`ds.load(folder, long_texts=True)`, or `--long-texts`, has that of long ones, for all its texts. So texts that end within the
+original length, and texts that are longer from the start, have the logits of transformers.
 """
 REFUSED = """\
 ## What is refused by name

@@ -120,6 +120,7 @@ LAYER_CFGS = {
                 groups=4,
                 active_groups=2,
                 shared_d_ff=40,
+                float32_router=True,
             )
         },
         "chosen experts": {"experts": MixtureOfExperts(8, 4, 20, score="chosen", shared_d_ff=16, shared_gate=True)},

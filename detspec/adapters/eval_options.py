@@ -47,6 +47,7 @@ class EvalOptions:
         max_requests: most requests in flight; changes speed alone.
         dtype: dtype of the weights, "auto" as the folder has them. "float32" is another model than "bfloat16".
         weights: "int8" rounds the matrices, see `load`.
+        long_texts: rotations as for texts beyond the original length, see `load`.
         cache_dtype: dtype of keys and values, the device's choice if None; decides bits.
         method: the draft source of `generate_until`; changes speed alone.
         chips: how many devices the model is cut over.
@@ -60,6 +61,7 @@ class EvalOptions:
     max_requests: int = 32
     dtype: str = "auto"
     weights: str | None = None
+    long_texts: bool = False
     cache_dtype: str | None = None
     method: str = "auto"
     chips: int = 1
@@ -85,7 +87,7 @@ def options_of(arguments: dict[str, Any], *, batch_size: int | str | None, max_b
         raise InputError(f"batch_size ({size}) and max_requests ({sizes['max_requests']}) are the same: give one of them")
     most = next((number for number in (*sizes.values(), max_batch_size) if number is not None), EvalOptions.max_requests)
     options = EvalOptions(**{**arguments, "max_requests": int(most)})
-    for name in ("deterministic", "seed", "max_gen_toks"):
+    for name in ("long_texts", "deterministic", "seed", "max_gen_toks"):
         kind = type(getattr(EvalOptions, name))
         if type(getattr(options, name)) is not kind:
             raise InputError(f"{name} must be of type {kind.__name__}, got {getattr(options, name)!r}")
@@ -96,7 +98,7 @@ def load_engine(model: Model | str | Path | None, options: EvalOptions) -> Engin
     """An engine for `model`, a loaded one, a folder, or a shipped model's name; raises `InputError` as `load` does."""
     if not isinstance(model, Model):
         say_loading(model)
-        model = load(model, chips=options.chips, weights=options.weights)
+        model = load(model, chips=options.chips, weights=options.weights, long_texts=options.long_texts)
     if options.dtype != "auto":
         cfg, params = cast_params(model.cfg, model.params, options.dtype)
         if cfg != model.cfg:

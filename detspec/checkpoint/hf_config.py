@@ -9,7 +9,7 @@ from detspec.checkpoint.families.inert import INERT_KEYS
 from detspec.checkpoint.hf_rope import LAYER_TYPES, describe_old_rope, describe_rope, read_rope, rope_keys
 from detspec.config import DTYPES, MAX_LAYERS, ModelConfig, is_count
 from detspec.errors import InputError
-from detspec.model.dense import dense_config, flat_fields
+from detspec.model.dense import dense_config, flat_fields, for_long_texts, has_longer_texts
 
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
 # Name in config.json -> name in ModelConfig.
@@ -156,11 +156,14 @@ def family_of(cfg: ModelConfig) -> Family:
 
 
 def says_all(family: Family, cfg: ModelConfig) -> bool:
-    """Whether a `config.json` of the family describes `cfg`."""
+    """Whether a `config.json` of the family describes `cfg`, but for `long_texts`, which whoever loads a folder says."""
     problems: list[str] = []
     fields = read_fields(describe(family, cfg), family, problems)
+    if problems:
+        return False
     try:
-        return not problems and dense_config(**fields) == cfg
+        found = dense_config(**fields)
+        return cfg == found or (has_longer_texts(found) and cfg == for_long_texts(found))
     except InputError:  # such as heads of another size, of which a part is rotated
         return False
 

@@ -15,7 +15,12 @@ ORIGINAL_LENGTH = {"original_max_position_embeddings": "original_max_position"}
 ROPE_SCALING_FIELDS: dict[str, dict[str, str]] = {
     "linear": {},
     "llama3": {**ORIGINAL_LENGTH, **{name: name for name in ("low_freq_factor", "high_freq_factor")}},
-    "longrope": {**ORIGINAL_LENGTH, "short_factor": "short_factors", "attention_factor": "attention_factor"},
+    "longrope": {
+        **ORIGINAL_LENGTH,
+        "short_factor": "short_factors",
+        "long_factor": "long_factors",
+        "attention_factor": "attention_factor",
+    },
     "yarn": {**ORIGINAL_LENGTH, **{name: name for name in ("beta_fast", "beta_slow", "truncate", "attention_factor")}},
 }
 OLD_KINDS = {"su": "longrope"}  # earlier names of rope types
@@ -156,7 +161,11 @@ def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, rope: RopeKe
     if unknown := [key for key in rest if key not in names and (key != "factor" or kind == "default")]:
         problems.append(f"config.json: rope setting {json.dumps(setting)} has unsupported keys {', '.join(unknown)}")
         return None
-    needed = [key for key in ("factor", "low_freq_factor", "high_freq_factor", "short_factor") if key in ("factor", *names)]
+    needed = [
+        key
+        for key in ("factor", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")
+        if key in ("factor", *names)
+    ]
     if missing := [key for key in needed if key not in rest]:
         problems.append(f"config.json: rope setting {json.dumps(setting)} lacks {', '.join(missing)}")
         return None
@@ -173,11 +182,8 @@ def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, rope: RopeKe
 
 
 def with_original_length(setting: dict[str, Any], hf_config: HfConfig) -> dict[str, Any]:
-    """A setting of "longrope" with all that transformers makes of it, for texts up to the original length.
-
-    The factors for longer texts are left out.
-    """
-    rest = {key: value for key, value in setting.items() if key != "long_factor"}
+    """A setting of "longrope" with all that transformers makes of it."""
+    rest = dict(setting)
     original: Any = hf_config.get("original_max_position_embeddings")
     longest: Any = hf_config.get("max_position_embeddings")
     if not (is_count(original) and is_count(longest) and original > 1):
@@ -229,6 +235,7 @@ def rope_setting(flat: Fields) -> dict[str, Any]:
         names = ROPE_SCALING_FIELDS[scaling.kind]
         scaled = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
         setting |= {"rope_type": scaling.kind, "factor": scaling.factor, **scaled}
-        if scaling.kind == "longrope":  # transformers asks for both, and takes this one for longer texts than `max_position`
-            setting |= {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.short_factors)}
+        if scaling.kind == "longrope":  # transformers asks for both
+            long = scaling.long_factors or scaling.short_factors
+            setting |= {"short_factor": list(scaling.short_factors), "long_factor": list(long)}
     return setting

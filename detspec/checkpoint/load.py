@@ -18,6 +18,7 @@ from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.mesh import make_mesh, param_shardings, param_specs, place_of, put
+from detspec.model.dense import for_long_texts
 from detspec.model.params import Params, param_shapes, quantized
 from detspec.model.to_integer import integer_params, with_weights
 from detspec.read_json import read_json_object
@@ -98,6 +99,7 @@ def load(
     chips: int = 1,
     sharding: Any = None,
     weights: str | None = None,
+    long_texts: bool = False,
     kinds: Sequence[type[Any]] = (),
 ) -> Model:
     """Loads the folder at `path`, Hugging Face's or our own, or a small model that comes with the package.
@@ -113,6 +115,7 @@ def load(
             are exact sums of integers (see `detspec.ops.linear.int8`). It is another model, with other bits and another digest.
             "integer" makes a model of integers alone, whose bits follow from arithmetic, see docs/integer.md. Loading needs the
             memory of the model in its own dtype. None keeps that.
+        long_texts: rotations as for texts beyond the original length, for all texts: another model, of Phi-3's kind alone.
         kinds: classes of layers of your own that a folder of ours may name, see docs/extending.md.
 
     Raises:
@@ -140,6 +143,9 @@ def load(
         cfg, params, digest = load_orbax(folder, sharding=sharding, kinds=kinds)
     else:
         cfg, params = load_hf(folder, sharding=sharding)
+        digest = None
+    if long_texts:
+        cfg = for_long_texts(cfg)
         digest = None
     if weights is not None:
         rounded = with_weights(cfg, weights)

@@ -63,7 +63,8 @@ def load_recorded(args: argparse.Namespace) -> "Model":
             "folder where the model lies now by --model"
         )
     model = origin.model if args.model is None else args.model
-    return load_model(argparse.Namespace(**{**vars(args), "model": model, "weights": args.weights or origin.weights}))
+    made = {"weights": args.weights or origin.weights, "long_texts": args.long_texts or origin.long_texts}
+    return load_model(argparse.Namespace(**{**vars(args), "model": model, **made}))
 
 
 def run_step(args: argparse.Namespace) -> int:

@@ -37,11 +37,16 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """`--weights`."""
+    """`--weights` and `--long-texts`."""
     parser.add_argument(
         "--weights",
         choices=WEIGHTS,
         help="round matrices to int8, or make a model of integers alone: other bits (default: weights as the folder has them)",
+    )
+    parser.add_argument(
+        "--long-texts",
+        action="store_true",
+        help="rotations as for texts beyond the original length, for all texts: other bits (Phi-3, Phi-4 mini)",
     )
 
 
@@ -144,7 +149,7 @@ def say_model(args: argparse.Namespace, *, shipped: str | None = None) -> None:
 
 
 def load_model(args: argparse.Namespace, *, shipped: str | None = None, is_said: bool = False) -> "Model":
-    """The model of `--model`, else the shipped one of that name, on `--chips`, with `--weights`.
+    """The model of `--model`, else the shipped one of that name, on `--chips`, with `--weights` and `--long-texts`.
 
     Says so first, unless it `is_said`. Keeps compiled programs, as `keep_compiled`.
     """
@@ -162,7 +167,8 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None, is_said:
             "leave --chips out"
         )
     chips = jax.device_count() if jax.process_count() > 1 else 1 if chips is None else chips
-    return load(shipped if args.model is None else args.model, chips=chips, weights=getattr(args, "weights", None))
+    kept = {name: getattr(args, name) for name in ("weights", "long_texts") if hasattr(args, name)}
+    return load(shipped if args.model is None else args.model, chips=chips, **kept)
 
 
 def make_engine(args: argparse.Namespace, model: "Model") -> "Engine":

@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     from detspec.checkpoint.load import load_config
     from detspec.environment import widens
+    from detspec.model.dense import for_long_texts
     from detspec.model.to_integer import with_weights
     from detspec.planning.mesh_plan import num_stages, plan_chips
     from detspec.planning.planning import plan
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")  # compiling needs no device: leave the ones here free
     device = target(args.target)
     cfg = load_config(args.model) if args.preset is None else preset(args.preset)
-    cfg = with_weights(cfg, args.weights)
+    cfg = with_weights(for_long_texts(cfg) if args.long_texts else cfg, args.weights)
     schedule = canonical_schedule(device, cfg, window=args.window, groups=args.group)
     if args.cache_dtype is not None:
         schedule = schedule.with_numerics(cache_dtype=args.cache_dtype)

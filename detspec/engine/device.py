@@ -44,6 +44,7 @@ from detspec.generation.insert import no_requests, pack_requests
 from detspec.generation.loop import NEVER, Limits
 from detspec.generation.score import Asked, Replayed
 from detspec.mesh import COPIES, STATE, Place, made, param_specs, place_of, put
+from detspec.model.dense import has_longer_texts
 from detspec.model.params import Params
 from detspec.riders.rider import Capacity, Entry, Reader, Rider
 from detspec.riders.riding import Riders
@@ -96,8 +97,9 @@ class Device:
         Raises `InputError` if the device does not run the schedule, or config, drafters, riders and model do not fit together.
         """
         if config.max_len > model.cfg.max_position:
+            longer = "; loaded with long_texts=True (--long-texts) it has more" if has_longer_texts(model.cfg) else ""
             raise InputError(
-                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
+                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for{longer}"
             )
         self.config = config
         self.schedule = chosen_schedule(config.schedule, model.cfg)

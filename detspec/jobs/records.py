@@ -50,6 +50,7 @@ class Origin:
     created: int | None = None  # seconds since 1970 that the job said it is
     model: str | None = None  # where the job loaded its model from; None if the manifest does not say
     weights: str | None = None  # what its weights were rounded to
+    long_texts: bool = False  # whether it was loaded for long texts
 
 
 def read_origin(records: Path) -> Origin:
@@ -86,6 +87,7 @@ def read_origin(records: Path) -> Origin:
             is_openai="openai" in manifest,
             model=model.get("source"),
             weights=model.get("weights"),
+            long_texts=bool(model.get("long_texts")),
             created=_created(manifest["openai"]["created"] if "openai" in manifest else manifest.get("created")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

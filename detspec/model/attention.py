@@ -80,9 +80,10 @@ class Attention:
             raise InputError(f"Attention.rope must be a Rope, got {self.rope!r}")
         if self.rotated > self.head_dim:
             raise InputError(f"Rope.size ({self.rope.size}) exceeds Attention.head_dim ({self.head_dim})")
-        factors = () if self.rope.scaling is None else self.rope.scaling.short_factors
-        if factors and len(factors) != self.rotated // 2:
-            raise InputError(f"RopeScaling.short_factors must be {self.rotated // 2}, one a frequency, got {len(factors)}")
+        for name in () if self.rope.scaling is None else ("short_factors", "long_factors"):
+            factors = getattr(self.rope.scaling, name)
+            if factors and len(factors) != self.rotated // 2:
+                raise InputError(f"RopeScaling.{name} must be {self.rotated // 2}, one a frequency, got {len(factors)}")
         if self.window is not None and not is_count(self.window):
             raise InputError(f"Attention.window must be a positive integer or None, got {self.window!r}")
 

@@ -64,7 +64,8 @@ LATER: dict[str, Any] = {
     "experts": None,  # a `MixtureOfExperts` in place of the MLP
     "dense_layers": (),  # for each layer, whether it keeps the MLP; () if none does
 }
-UNSAID = (*LATER, "size", "interleaved", "bias", "clamp", "short_factors")  # fields of dataclasses that are left out likewise
+UNSAID = (*LATER, "size", "interleaved", "bias", "clamp")  # fields of dataclasses that are left out likewise
+UNSAID += ("float32_router", "short_factors", "long_factors", "is_long")
 # Fields of `ModelConfig`, of `Attention` and of `Layer` by the same names.
 OF_MODEL: tuple[str, ...] = ("vocab_size", "d_model", "norm_eps", "tie_embeddings", "max_position", "dtype", "norm_plus_one")
 OF_MODEL += ("scale_embeddings", "logit_softcap", "thinking", "weights", "norm", "norm_bias", "embed_scale", "logit_divisor")
@@ -203,6 +204,37 @@ def with_fields(cfg: ModelConfig, **changes: Any) -> ModelConfig:
     return dense_config(**{**fields, **changes})
 
 
+def for_long_texts(cfg: ModelConfig) -> ModelConfig:
+    """A model of "longrope" whose texts may be as long as its extension says, and all have the factors of long ones.
+
+    Raises `InputError` for other models, whose rotations are the same for texts of any length.
+    """
+    scaling = _scaling(cfg)
+    if scaling is None or not scaling.long_factors:
+        raise InputError(
+            "long_texts is for models whose rotations have other factors for long texts (Phi-3's 'longrope'); this one's texts "
+            f"may have up to {cfg.max_position} tokens, leave it out"
+        )
+    longest = round(scaling.original_max_position * scaling.factor)
+    return with_fields(cfg, rope_scaling=dataclasses.replace(scaling, is_long=True), max_position=longest)
+
+
+def is_for_long_texts(cfg: ModelConfig) -> bool:
+    """Whether `for_long_texts` made it."""
+    scaling = _scaling(cfg)
+    return scaling is not None and scaling.is_long
+
+
+def has_longer_texts(cfg: ModelConfig) -> bool:
+    """Whether `for_long_texts` would make its texts longer."""
+    scaling = _scaling(cfg)
+    return scaling is not None and bool(scaling.long_factors) and not scaling.is_long
+
+
+def _scaling(cfg: ModelConfig) -> RopeScaling | None:
+    return (flat_fields(cfg) or {}).get("rope_scaling")
+
+
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Attention, GatedMLP, MixtureOfExperts)}  # by the name in JSON
 
 
@@ -278,4 +310,7 @@ def _part_of(values: dict[str, Any], known: dict[str, Any]) -> Any:
 
 
 def _scaling_of(values: dict[str, Any] | None) -> RopeScaling | None:
-    return None if values is None else RopeScaling(**{**values, "short_factors": tuple(values.get("short_factors", ()))})
+    if values is None:
+        return None
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return RopeScaling(**fields)

@@ -42,6 +42,7 @@ class MixtureOfExperts:
         active_groups: how many groups a row may choose from.
         shared_d_ff: inner width of an MLP that every row takes besides; 0 for none.
         shared_gate: the output of that is multiplied by a sigmoid of the row (Qwen1.5-MoE).
+        float32_router: the router's matrix is float32 whatever the dtype of the model, and so are the rows that it reads.
         bias: the router and all projections of experts add a bias (gpt-oss).
         clamp: largest size of what gates and ups give; the gate is then `(up + 1) * gate * sigmoid(1.702 gate)` (gpt-oss).
     """
@@ -58,6 +59,7 @@ class MixtureOfExperts:
     active_groups: int = 1
     shared_d_ff: int = 0
     shared_gate: bool = False
+    float32_router: bool = False
     bias: bool = False
     clamp: float | None = None
 
@@ -69,7 +71,7 @@ class MixtureOfExperts:
             raise InputError(f"MixtureOfExperts.num must be at most {MAX_EXPERTS}, got {self.num}")
         check_choice(self, "activation", tuple(ACTIVATION_FNS))
         check_choice(self, "score", SCORES)
-        check_flags(self, "renormalised", "correction", "shared_gate", "bias")
+        check_flags(self, "renormalised", "correction", "shared_gate", "float32_router", "bias")
         check_numbers(self, "scale")
         check_numbers(self, "clamp", optional=True)
         if self.active_groups > self.groups or self.num % self.groups or (self.groups > 1 and self.num < 2 * self.groups):
@@ -93,7 +95,7 @@ class MixtureOfExperts:
         sizes = {"F": self.d_ff, "D": cfg.d_model}
         taken = Experts(self.num, self.active)
         declared = {
-            "router": weight("E D", sizes, experts=Experts(self.num, self.num)),
+            "router": weight("E D", sizes, experts=Experts(self.num, self.num), is_exact=self.float32_router),
             "experts_gate": weight("E F D", sizes, experts=taken),
             "experts_up": weight("E F D", sizes, experts=taken),
             "experts_down": weight("E D F", sizes, residual, taken),
@@ -125,7 +127,8 @@ class MixtureOfExperts:
 
     def route(self, params: dict[str, Any], rows: jax.Array, ops: RowOps) -> tuple[jax.Array, jax.Array]:
         """Chooses experts of `rows [R, D]`, preferred ones first: their numbers, int32, and weights, float32, both `[R, k]`."""
-        logits_f32 = biased(ops.linear_f32(rows, router=params["router"]), params.get("router_logit_bias"), jnp.float32)
+        read = rows.astype(jnp.float32) if self.float32_router else rows
+        logits_f32 = biased(ops.linear_f32(read, router=params["router"]), params.get("router_logit_bias"), jnp.float32)
         scores_f32 = logits_f32
         if self.score != "chosen":
             scores_f32 = softmax(logits_f32, ops) if self.score == "softmax" else jax.nn.sigmoid(logits_f32)

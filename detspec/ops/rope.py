@@ -24,7 +24,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = 
     if scaling is None:
         return frequencies
     if scaling.kind == "longrope":
-        return frequencies / np.asarray(scaling.short_factors, np.float32)
+        return frequencies / np.asarray(scaling.factors, np.float32)
     stretched = frequencies / np.float32(scaling.factor)
     if scaling.kind == "linear":
         return stretched

@@ -1,5 +1,6 @@
 """Configs with the keys of published folders, the inert ones too: they are read, and are the presets of these models."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from detspec.checkpoint.hf_config import read_fields
 from detspec.checkpoint.which_family import find_family
 from detspec.config import RopeScaling
-from detspec.model.dense import dense_config
+from detspec.errors import InputError
+from detspec.model.dense import config_from_json, config_to_json, dense_config, for_long_texts
 from detspec.model.params import num_params
 from detspec.presets import preset
 
@@ -320,9 +322,20 @@ def test_longrope_has_the_factors_for_texts_up_to_the_original_length():
     scaling = fields["rope_scaling"]
     assert (fields["max_position"], fields["rotary_dim"]) == (4096, 96)
     assert scaling == RopeScaling(
-        "longrope", 32.0, original_max_position=4096, attention_factor=scaling.attention_factor, short_factors=(1.0,) * 48
+        "longrope",
+        32.0,
+        original_max_position=4096,
+        attention_factor=scaling.attention_factor,
+        short_factors=(1.0,) * 48,
+        long_factors=(2.0,) * 48,
     )
     assert scaling.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)  # log 32 over log 4096
+    cfg = for_long_texts(dense_config(**fields))
+    assert (cfg.max_position, cfg.layer(0).mixer.rope.scaling.factors) == (131072, (2.0,) * 48)
+    assert for_long_texts(cfg) == cfg
+    assert config_from_json(json.loads(json.dumps(config_to_json(cfg)))) == cfg
+    with pytest.raises(InputError, match="long_texts is for models whose rotations have other factors for long texts"):
+        for_long_texts(preset("llama3_1_8b"))
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,17 @@
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
+from detspec.checkpoint.hf import save_hf
 from detspec.cli.commands import main
+from detspec.config import RopeScaling
+from detspec.jobs.files import sibling
+from detspec.model.dense import with_fields
+from detspec.model.params import init_params
 from tests.engine.byte_model import some_prompts
+from tests.fakes import RANDOM_CFG
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +84,22 @@ def test_audit_reports_and_exits_with_0_then_1_then_2(folder, job, tmp_path, cap
     [error] = capsys.readouterr().err.splitlines()  # without loading the model before
     assert error.startswith("detspec: error: ")
     assert "there is no such file" in error
+
+
+def test_audit_loads_a_model_for_long_texts_as_the_job_did(tmp_path, capsys):
+    """The manifest says it, and the digest of the model tells both apart."""
+    scaling = RopeScaling("longrope", 4.0, 16, short_factors=(1.0, 1.5, 2.0, 2.5), long_factors=(2.0, 3.0, 5.0, 9.0))
+    cfg = with_fields(RANDOM_CFG, rope_scaling=scaling, max_position=16, head_dim=8)
+    save_hf(tmp_path / "phi3", cfg, init_params(cfg, jax.random.key(0)), eos_ids=())
+    (tmp_path / "in.jsonl").write_text(json.dumps({"id": "a", "prompt_token_ids": list(range(20))}) + "\n")
+    argv = ["generate", "--model", tmp_path / "phi3", "--prompts", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl"]
+    assert main([*map(str, argv), *OPTIONS]) == 2
+    assert "exceeds the 16 positions that the model was made for; loaded with long_texts=True" in capsys.readouterr().err
+    assert main([*map(str, argv), *OPTIONS, "--long-texts"]) == 0
+    replayed = ["audit", "--records", str(tmp_path / "out.jsonl"), "--max-requests", "2", "--no-compile-cache"]
+    assert main(replayed) == 0
+    manifest = sibling(tmp_path / "out.jsonl", "manifest")
+    manifest.write_text(manifest.read_text().replace('"long_texts": true', '"long_texts": false'))
+    capsys.readouterr()
+    assert main(replayed) == 2
+    assert "digest" in capsys.readouterr().err

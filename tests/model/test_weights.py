@@ -235,8 +235,8 @@ def test_axis_of_two_letters_is_as_long_as_their_product():
     assert weight("KH", sizes).shape == (2 * 16,)
 
 
-def test_bias_that_corrects_a_router_is_float32_in_every_model():
+def test_router_may_be_float32_in_every_model_and_the_bias_that_corrects_it_is():
     cfg = with_fields(LAYER_CFGS["shared experts"], dtype="bfloat16")
     dtypes = {name: leaf.dtype.name for name, leaf in param_shapes(cfg)["layers"][0].items()}
-    assert dtypes.pop("router_bias") == "float32"
+    assert (dtypes.pop("router_bias"), dtypes.pop("router")) == ("float32", "float32")
     assert set(dtypes.values()) == {"bfloat16"}

@@ -210,7 +210,7 @@ def greedy_texts(model: Any, prompts: list[list[int]], num_new: int) -> list[lis
 def logits(model: Any, rows: list[list[int]]) -> np.ndarray:
     """Logits, float32 `[B, T, V]`, computed without a cache."""
     with torch.no_grad():
-        return model(torch.tensor(rows), use_cache=False).logits.numpy()
+        return model(torch.tensor(rows), use_cache=False).logits.float().numpy()
 
 
 def token_rows(num_rows: int, length: int = LENGTH) -> Iterator[list[int]]:

@@ -1,5 +1,6 @@
 """Experts as transformers chooses them: the same numbers and weights in every layer; ties; all rows to one expert."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ def calls_of_experts(model: Any, rows: list[list[int]]) -> list[tuple[np.ndarray
     """Records the calls of each layer's experts: rows `[R, D]`, numbers and weights `[R, k]`."""
     calls: list[tuple[np.ndarray, ...]] = []
     hooks = [
-        module.register_forward_pre_hook(lambda module, args: calls.append(tuple(arg.detach().numpy().copy() for arg in args)))
+        module.register_forward_pre_hook(lambda module, args: calls.append(tuple(map(array_of, args))))
         for module in model.modules()
         if type(module).__name__.endswith("Experts")
     ]
@@ -35,6 +36,12 @@ def calls_of_experts(model: Any, rows: list[list[int]]) -> list[tuple[np.ndarray
     for hook in hooks:
         hook.remove()
     return calls
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """A copy, in float32 if it is in bfloat16, which numpy has not."""
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy().copy()
 
 
 @pytest.mark.parametrize("case", ROUTERS)
@@ -52,6 +59,40 @@ def test_router_chooses_and_weighs_as_in_transformers(case, tmp_path):
         found, expected = np.take_along_axis(own_weights, own_order, -1), np.take_along_axis(weights, order, -1)
         np.testing.assert_allclose(found, expected, rtol=2e-5)
         assert len(np.unique(ids)) > 2
+
+
+@pytest.mark.parametrize("case", ["glm4_moe_groups", "ernie_moe"])
+def test_float32_routers_stay_so_in_bfloat16(case, tmp_path):
+    """Routers whose weights need all bits of float32 choose as in transformers; the same ones rounded do not."""
+    write(case, tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    rng = np.random.default_rng(5)
+    for name in tensors:  # experts that differ by less than bfloat16 resolves
+        if name.endswith("mlp.gate.weight"):
+            alike = 0.1 * rng.standard_normal(tensors[name].shape[1]) * (1 + 2e-3 * rng.standard_normal(tensors[name].shape))
+            tensors[name] = torch.tensor(alike, dtype=torch.float32)
+        if "correction" in name:
+            tensors[name] = torch.zeros_like(tensors[name])
+    save_file(tensors, path, metadata={"format": "pt"})
+    in_bfloat16 = {"dtype": torch.bfloat16, "attn_implementation": "eager"}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **in_bfloat16).eval()
+    calls = calls_of_experts(theirs, list(token_rows(2)))
+    edit_config(tmp_path, dtype="bfloat16")
+    model = ds.load(tmp_path)
+    layers = [i for i, layer in enumerate(model.cfg.layers) if isinstance(layer.ff, MixtureOfExperts)]
+    ops = canonical_ops(model.cfg, Numerics())
+    assert len(calls) == len(layers) > 0
+    shares = []  # of rows that choose otherwise, as it is and rounded
+    for index, (rows, ids, _) in zip(layers, calls, strict=True):
+        params, ff, given = model.params["layers"][index], model.cfg.layer(index).ff, jnp.asarray(rows, jnp.bfloat16)
+        rounded = {**params, "router": params["router"].astype(jnp.bfloat16)}
+        exact = ff.route(params, given, ops)
+        less = dataclasses.replace(ff, float32_router=False).route(rounded, given, ops)
+        shares.append([(np.sort(own, -1) != np.sort(ids, -1)).any(-1).mean() for own, _ in (exact, less)])
+    of_exact, of_rounded = np.mean(shares, axis=0)
+    assert of_exact < 0.01, "but for scores that are equal to the last places"
+    assert of_rounded > 0.5
 
 
 @pytest.mark.parametrize("changes", [{"score": "softmax"}, {"score": "sigmoid", "correction": True}, {"score": "chosen"}])

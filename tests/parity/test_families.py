@@ -103,3 +103,29 @@ def test_folder_written_by_us_holds_the_same_bits(pair, tmp_path):
         before, after = theirs.state_dict(), reread.state_dict()
         assert before.keys() == after.keys()
         assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_long_texts_have_their_own_factors_from_the_first_token_on(tmp_path):
+    """Phi-3: texts beyond the original length of 16, whole, through the cache and generated; and a folder written anew."""
+    theirs = write("phi3_longrope", tmp_path, original_max_position_embeddings=16)
+    texts = greedy_texts(theirs, list(token_rows(2, PROMPT)), NUM_NEW)
+    model = ds.load(tmp_path, long_texts=True)
+    expected = logits_of(theirs, texts)
+    assert_close(np.asarray(sequences_of(model.params, model.cfg, jnp.asarray(texts))[0]), expected)
+    assert_close(cached_logits(model, texts, 32), expected)
+    engine = ds.Engine(model, ds.EngineConfig(max_requests=2, max_len=PROMPT + NUM_NEW + 16))
+    outs = engine.generate(
+        [text[:PROMPT] for text in np.asarray(texts).tolist()], ds.SamplingParams(max_tokens=NUM_NEW, ignore_eos=True)
+    )
+    assert [list(out.token_ids) for out in outs] == [text[PROMPT:] for text in np.asarray(texts).tolist()]
+    short = ds.load(tmp_path)
+    assert short.cfg.max_position == 16
+    assert np.abs(np.asarray(sequences_of(short.params, short.cfg, jnp.asarray(texts))[0]) - expected).max() > 0.01
+    with pytest.raises(ds.InputError, match=r"max_len 32 exceeds the 16 positions .*long_texts=True"):
+        ds.Engine(short, ds.EngineConfig(max_requests=2, max_len=32))
+    for number, source in enumerate((model, short)):
+        written = tmp_path / f"written{number}"
+        save_hf(written, source.cfg, source.params, eos_ids=model.eos_ids)
+        reread = transformers.AutoModelForCausalLM.from_pretrained(written, dtype=torch.float32, attn_implementation="eager")
+        assert_close(logits_of(reread.eval(), texts), expected)
+        assert ds.load(written, long_texts=True).digest == model.digest

@@ -64,6 +64,7 @@ GLM4_MOE = dataclasses.replace(
             },
             score="sigmoid",
             correction=True,
+            float32_router=True,
         ),
         shared_rule("n_shared_experts", "moe_intermediate_size"),
         dense_rule(
@@ -169,7 +170,10 @@ ERNIE_MOE = dataclasses.replace(
     fixed={**ERNIE.fixed, "moe_norm_min": 1e-12, "moe_gate": "topk", "moe_use_aux_free": True},
     rules=(
         experts_rule(
-            {"moe_num_experts": "num", "moe_k": "active", "moe_intermediate_size": "d_ff"}, correction=True, renormalised=True
+            {"moe_num_experts": "num", "moe_k": "active", "moe_intermediate_size": "d_ff"},
+            correction=True,
+            renormalised=True,
+            float32_router=True,
         ),
         shared_rule("moe_num_shared_experts", "moe_intermediate_size"),
         dense_rule({"moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"}, is_dense_ernie, write_ernie),

@@ -212,7 +212,7 @@ MINISTRAL = dataclasses.replace(
 
 
 def read_long(hf_config: HfConfig, fields: Fields) -> Fields:
-    """Phi-3: with "longrope", texts up to the original length have factors of their own, the only ones that are supported."""
+    """Phi-3: with "longrope", texts up to the original length have factors of their own; see `for_long_texts`."""
     scaling = fields.get("rope_scaling")
     return {} if scaling is None else {"max_position": min(fields["max_position"], scaling.original_max_position)}
 
@@ -220,7 +220,10 @@ def read_long(hf_config: HfConfig, fields: Fields) -> Fields:
 def write_long(flat: Fields) -> HfConfig:
     """The way back of `read_long`."""
     scaling = flat["rope_scaling"]
-    return {"original_max_position_embeddings": flat["max_position"] if scaling is None else scaling.original_max_position}
+    if scaling is None:
+        return {"original_max_position_embeddings": flat["max_position"]}
+    longest = max(flat["max_position"], round(scaling.original_max_position * scaling.factor))
+    return {"original_max_position_embeddings": scaling.original_max_position, "max_position_embeddings": longest}
 
 
 PHI3 = dataclasses.replace(
@@ -228,7 +231,7 @@ PHI3 = dataclasses.replace(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
     models="Phi-3, Phi-3.5, Phi-4, Phi-4 mini",
-    needs="fused matrices, rotations scaled by frequency (up to the original length), heads rotated in part, sliding window",
+    needs="fused matrices, rotations with factors for short or for long texts, heads rotated in part, sliding window",
     defaults={
         **LLAMA.defaults,
         "rms_norm_eps": 1e-5,
