@@ -3,6 +3,7 @@
 Sums over a vocabulary are held in two words, `high * 2**14 + low`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,18 +25,32 @@ class Log2(NamedTuple):
     part: jax.Array  # int32, 0 .. 2**26: 26 fraction bits
 
 
-def log2(u: jax.Array) -> Log2:
+class Piece(NamedTuple):
+    """A piece of the logarithm to base 2 between 1 and 2: a chord, and how far the logarithm bends away from it; int32."""
+
+    here: jax.Array  # where the chord begins
+    step: jax.Array  # how far it rises
+    bend: jax.Array
+
+
+def piece_at(place: jax.Array) -> Piece:
+    """The pieces `place`, 0 .. 255."""
+    table = jnp.asarray(LOGS, I32)
+    of_place = (256 + place) * (256 + place)
+    bend = lax.div(jnp.full_like(of_place, BEND), of_place)
+    return Piece(table[place], table[place + 1] - table[place], bend)
+
+
+def log2(u: jax.Array, piece_at: Callable[[jax.Array], Piece] = piece_at) -> Log2:
     """See `spec.log2`; of uint32."""
     bits = bit_length(u)
     z = (u << jnp.clip(32 - bits, 0, 31).astype(U32)) & U32(0x7FFF_FFFF)
     place = (z >> 23).astype(I32)
     rest = (z & 0x7F_FFFF).astype(I32)
-    table = jnp.asarray(LOGS, I32)
-    chord = table[place] + scaled(table[place + 1] - table[place], rest >> 8, 15)
+    piece = piece_at(place)
     x = rest >> 11
-    of_place = (256 + place) * (256 + place)
-    bend = lax.div(jnp.full_like(of_place, BEND), of_place) * ((x * (4096 - x)) >> 10)
-    return Log2(bits - 1, chord + rounded_shift(bend, 14))
+    bend = rounded_shift(piece.bend * ((x * (4096 - x)) >> 10), 14)
+    return Log2(bits - 1, piece.here + scaled(piece.step, rest >> 8, 15) + bend)
 
 
 def natural(log: Log2) -> jax.Array:
@@ -95,13 +110,23 @@ def as_float32(x: jax.Array) -> jax.Array:
 
 def gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
     """See `spec.gumbel`: fixed `[R, V]`."""
-    zero = jnp.zeros((), U32)
-    key = threefry2x32((zero, seed.astype(U32)), (zero, position.astype(U32)))
+    key = noise_key(seed, position)
     count = jnp.arange(vocab_size, dtype=U32)[None, :]
-    x, y = threefry2x32((key[0][:, None], key[1][:, None]), (zero, count))
-    uniform = log2((x ^ y) | U32(1))
-    waiting = jnp.maximum((U32(32) - uniform.whole.astype(U32) << 26) - uniform.part.astype(U32), 1)
-    log = log2(waiting)
+    x, y = threefry2x32((key[0][:, None], key[1][:, None]), (jnp.zeros((), U32), count))
+    return gumbel_of(x ^ y)
+
+
+def noise_key(seed: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The key of the noise of `seed [R]` at `position [R]`, two uint32."""
+    zero = jnp.zeros((), U32)
+    return threefry2x32((zero, seed.astype(U32)), (zero, position.astype(U32)))
+
+
+def gumbel_of(bits: jax.Array, piece_at: Callable[[jax.Array], Piece] = piece_at) -> jax.Array:
+    """The noise that random `bits`, uint32, are turned into: fixed."""
+    uniform = log2(bits | U32(1), piece_at=piece_at)
+    waiting = (U32(32) - uniform.whole.astype(U32) << 26) - uniform.part.astype(U32)
+    log = log2(jnp.where(waiting == 0, U32(1), waiting), piece_at=piece_at)
     return GUMBEL_SHIFT - natural(log._replace(whole=log.whole - 26))
 
 

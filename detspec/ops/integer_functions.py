@@ -36,6 +36,11 @@ def integer_functions(numerics: Numerics) -> IntegerFunctions:
 
         return IntegerFunctions(cpu.products, cpu.normed, cpu.gated, cpu.appended, cpu.attended, cpu.gumbel, layout)
     products: Callable[..., list[jax.Array]] = _products
+    gumbel: Callable[..., jax.Array] = integer_choices.gumbel
+    if numerics.implementation == "pallas_tpu":
+        from detspec.ops import integer_tpu
+
+        gumbel = partial(integer_tpu.gumbel, interpret=numerics.interpret)
     if numerics.implementation == "pallas_gpu" and numerics.linear == "pinned":
         from detspec.ops import integer_gpu
 
@@ -46,7 +51,7 @@ def integer_functions(numerics: Numerics) -> IntegerFunctions:
         gated=integer.gated,
         appended=integer_pages.appended,
         attended=partial(integer_pages.attended, layout=layout),
-        gumbel=integer_choices.gumbel,
+        gumbel=gumbel,
         layout=layout,
     )
 

@@ -340,12 +340,14 @@ CASES = {
         spec.log2,
         lambda copy: copy.log2,
         lambda rng: (unsigned(rng, NUM),),
-        (
-            ("log2", "(4096 - x)", "(4095 - x)"),
-            ("log2", "(256 + place) * (256 + place)", "(256 + place) * (257 + place)"),
-            ("log2", "(bend, 14)", "(bend, 13)"),
-            ("log2", "place + 1", "place"),
-        ),
+        (("log2", "(4096 - x)", "(4095 - x)"), ("log2", ">> 10), 14)", ">> 10), 13)")),
+    ),
+    "piece_at": Case(
+        integer_choices,
+        lambda place: (spec.LOGS[place], np.diff(spec.LOGS)[place], spec.BEND // (256 + place) ** 2),
+        lambda copy: copy.piece_at,
+        lambda rng: (np.arange(256),),
+        (("piece_at", "(256 + place) * (256 + place)", "(256 + place) * (257 + place)"), ("piece_at", "place + 1", "place")),
     ),
     "natural": Case(
         integer_choices,
@@ -375,14 +377,30 @@ CASES = {
         lambda rng: (numbers(rng, NUM, most=2**24),),
         (("as_float32", "+ 127", "+ 126"), ("as_float32", "size == 0", "size == 1"), ("as_float32", "-(2**31)", "2**30")),
     ),
-    "gumbel": plainly(
+    "gumbel": Case(
         integer_choices,
-        "gumbel",
+        lambda *given: spec.gumbel(*given, V),
+        lambda copy: lambda *given: copy.gumbel(*given, V),
         lambda rng: (unsigned(rng, ROWS), rng.integers(0, MAX_POSITIONS, ROWS)),
-        ("GUMBEL_SHIFT -", "GUMBEL_SHIFT + 1 -"),
-        ("U32(32)", "U32(31)"),
-        ("x ^ y", "x"),
-        fixed=(V,),
+        (("gumbel", "x ^ y", "x"),),
+    ),
+    "noise_key": Case(
+        integer_choices,
+        lambda seed, position: spec.threefry((np.int64(0), np.asarray(seed, np.int64)), (np.int64(0), position)),
+        lambda copy: copy.noise_key,
+        lambda rng: (unsigned(rng, ROWS), rng.integers(0, MAX_POSITIONS, ROWS)),
+        (("noise_key", "(zero, seed", "(zero + 1, seed"),),
+    ),
+    "gumbel_of": Case(
+        integer_choices,
+        lambda bits: spec.GUMBEL_SHIFT - spec.natural(_log_of_waiting(np.asarray(bits, np.int64) | 1)),
+        lambda copy: copy.gumbel_of,
+        lambda rng: (np.append(unsigned(rng, NUM), np.uint32([0, 1, 2**32 - 1])),),
+        (
+            ("gumbel_of", "GUMBEL_SHIFT -", "GUMBEL_SHIFT + 1 -"),
+            ("gumbel_of", "U32(32)", "U32(31)"),
+            ("gumbel_of", "waiting == 0", "waiting == 1"),
+        ),
     ),
     "number": plainly(
         integer_choices,
@@ -505,6 +523,10 @@ def _log_of_words(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     total = (high << 14) + low
     fall = np.maximum(spec.bit_length(total) - 32, 0)
     return spec.log2(total >> fall) + (fall << 26)
+
+
+def _log_of_waiting(uniform: np.ndarray) -> np.ndarray:
+    return spec.log2(np.maximum((32 << 26) - spec.log2(uniform), 1)) - (26 << 26)
 
 
 # --- Tests -------------------------------------------------------------------------------------------------------------------

@@ -119,11 +119,14 @@ def contracted(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("narrowed"):
             return narrowed
 
-        def named(*args: Any) -> Any:
-            return ORIGINAL[name](*args)
+        def call(*args: Any, **functions: Any) -> Any:
+            def named(*args: Any) -> Any:
+                return ORIGINAL[name](*args, **functions)
 
-        named.__name__ = name
-        return jax.jit(named)
+            named.__name__ = name
+            return jax.jit(named)(*args)
+
+        return call
 
     for contract in CONTRACTS:
         name = contract.partition("_1")[0]
