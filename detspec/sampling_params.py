@@ -246,7 +246,7 @@ def sampling_arrays(
         "temperature": [max(p.temperature, SMALLEST) if p.temperature else 0.0 for p in params],
         "prompt_len": lens,
         "min_len": lens + np.asarray([p.min_tokens for p in params], np.int32),
-        "logprobs_mode": [LOGPROBS_MODES.index(p.logprobs_mode) for p in params],
+        "logprobs_mode": [LOGPROBS_MODES.index(_reported_mode(p)) for p in params],
     }
     scalars = []
     for name, dtype in SCALARS.items():
@@ -259,6 +259,12 @@ def sampling_arrays(
     biases = _normal(_stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens"))
     packed: Any = np.concatenate([np.stack(scalars, axis=1), stops, biased, biases.view(np.int32)], axis=1)
     return SamplingArrays(packed, max_stop_ids=stops.shape[1])
+
+
+def _reported_mode(params: SamplingParams) -> str:
+    """The mode that programs report: "tempered" is "raw" where no temperature divides, whatever neighbours ask for."""
+    divides = params.temperature > 0 and np.float32(params.temperature) != 1
+    return "raw" if params.logprobs_mode == "tempered" and not divides else params.logprobs_mode
 
 
 def _stacked(lists: Sequence[Sequence[Any]], room: int | None, fill: Any, dtype: Any, what: str) -> np.ndarray:

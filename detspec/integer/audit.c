@@ -3,10 +3,11 @@
  *     cc -std=c99 -O2 -o audit audit.c
  *     ./audit MODEL REQUESTS RESULTS [LOGITS]
  *
- * audit.py writes MODEL and REQUESTS; `read_model` and `audit_text` show what is in them. Files are words of 32 bits, lowest
- * byte first, and bytes. For each token of a text but the first, RESULTS has its log-probability (16 fraction bits) and the
- * token that the request chooses in its place, and LOGITS has all logits there. Both results are LEFT_RANGE where numbers have
- * left their range.
+ * audit.py writes MODEL and REQUESTS; `read_model` and `read_wishes` show what is in them. Files are words of 32 bits, lowest
+ * byte first, and bytes. For each token of a text but the first, RESULTS has its log-probability (16 fraction bits), the token
+ * that the request chooses in its place, and pairs of the likeliest tokens there and their log-probabilities, as many as the
+ * request asks for. LOGITS has all logits there. Where numbers have left their range, LEFT_RANGE stands for log-probabilities
+ * and for the chosen token.
  *
  * No type is a float. Unsigned numbers wrap, no signed one overflows, and only `floor_shift` shifts negative ones.
  */
@@ -22,12 +23,16 @@ typedef uint64_t u64;
 enum { MAGIC = 0x31544E49, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 131072, LEFT_RANGE = INT32_MIN };
 enum { LOG2_E = 23637, LN_2 = 22713, GUMBEL_SHIFT = 24020, SMALLEST_LOGPROB = -(1 << 24), BEND = 48408812 };
 enum { ONE = 0x3F800000, INFINITE = 0x7F800000 }; /* bits of float32 */
+enum { RAW, PROCESSED, TEMPERED };                /* whose log-probabilities are reported */
 static const i64 EXP2[5] = {32768, -22709, 7844, -1743, 224};
 
 typedef struct { i64 *values, mantissa, exponent; } Activations;
 typedef struct { int m, n; int8_t *values; i32 *mantissa, *exponent; } Matrix;
 typedef struct { int8_t *values; i32 *mantissa, *exponent; } Cached; /* of all positions and heads */
-typedef struct { u32 temperature, top_k, top_p, min_p, seed, repetition, frequency, presence; } Wishes; /* bits of float32 */
+typedef struct { /* of a request; fractions are bits of float32 */
+    u32 temperature, top_k, top_p, min_p, seed, repetition, frequency, presence, *bias;
+    i32 num_biased, *biased, min_tokens, num_stops, *stops, mode, num_likeliest, prompt, length; /* tokens of prompt, of all */
+} Wishes;
 typedef struct {
     i32 window;                                  /* positions that a token sees; 0 is all */
     u32 *steps;                                  /* for each pair of a head: a step's upper 32 bits and its lower 16 */
@@ -41,7 +46,7 @@ static int L, D, F, N, K, H, V; /* layers, widths of stream and MLP, heads of qu
 static i32 score_mantissa, score_exponent, epsilon, *SINES, *LOGS, *INVERSE_ROOTS, *embed, *final_norm;
 static Layer *layers;
 static Matrix head;
-static i64 *stream, *row, *q, *k, *v, *mixed, *gate, *up, *sum, *score, *logits, *below, *ordered; /* numbers of one token */
+static i64 *stream, *row, *q, *k, *v, *mixed, *gate, *up, *sum, *score, *logits, *below, *ordered, *told; /* numbers of one token */
 
 /* --- Files --------------------------------------------------------------------------------------------------------------- */
 
@@ -324,13 +329,24 @@ static i64 largest_of(const i64 *a) {
     return found;
 }
 
-static i32 logprob(i32 token) {
-    i64 largest = largest_of(logits), total = 0;
-    if (largest >= LIMIT) return LEFT_RANGE;
-    for (int i = 0; i < V; i++) total += weight_of(largest - logits[i]);
+/* The logarithm of the sum of all exponentials. */
+static i64 log_sum(const i64 *a) {
+    i64 largest = largest_of(a), total = 0;
+    for (int i = 0; i < V; i++) total += weight_of(largest - a[i]);
     int fall = (int) larger(bit_length(total) - 32, 0);
-    i64 log = natural(log_2(total >> fall) + raised(fall - 28, 26));
-    return (i32) larger(logits[token] - largest - log, SMALLEST_LOGPROB);
+    return largest + natural(log_2(total >> fall) + raised(fall - 28, 26));
+}
+
+static i64 logprob(i64 logit, i64 log_of_all) { return larger(logit - log_of_all, SMALLEST_LOGPROB); }
+
+/* The likeliest token after the token `last`, or of all after -1; the lower one comes first among equals. */
+static i32 likeliest(const i64 *a, i32 last) {
+    i32 found = -1;
+    for (i32 i = 0; i < V; i++) {
+        int is_after = last < 0 || a[i] < a[last] || (a[i] == a[last] && i > last);
+        if (is_after && (found < 0 || a[i] > a[found])) found = i;
+    }
+    return found;
 }
 
 static void threefry(const u32 key[2], u32 a, u32 b, u32 out[2]) {
@@ -376,6 +392,8 @@ static i64 fixed(u32 bits) {
     return scaled(bits >> 31 ? -m : m, 1, 24 - 16 - e);
 }
 
+static i64 held(i64 given, i64 found) { return size_of(given) >= LIMIT ? given : between(-LIMIT + 1, found, LIMIT - 1); }
+
 static i64 penalised(i64 logit, i32 seen, i32 count, const Wishes *asked) {
     int e, of_frequency;
     i64 given = logit, m = number(asked->repetition, &e), frequency = number(asked->frequency, &of_frequency);
@@ -383,7 +401,30 @@ static i64 penalised(i64 logit, i32 seen, i32 count, const Wishes *asked) {
     i64 of_count = scaled(count, frequency, -(of_frequency + 16));
     logit = added(logit, asked->frequency >> 31 ? of_count : -of_count);
     if (count) logit = added(logit, -fixed(asked->presence));
-    return size_of(given) >= LIMIT ? given : between(-LIMIT + 1, logit, LIMIT - 1);
+    return held(given, logit);
+}
+
+/* How far `a` lies below its largest, over a temperature, in `to`. */
+static void tempered(const i64 *a, u32 temperature, i64 *to) {
+    int e;
+    i64 m = number(temperature ? temperature : ONE, &e), largest = largest_of(a);
+    for (int i = 0; i < V; i++) {
+        to[i] = a[i] <= -LIMIT ? -LIMIT : scaled(larger(a[i] - largest, -LIMIT), (1 << 30) / m, 30 + e);
+        if (largest >= LIMIT) to[i] = LIMIT;
+    }
+}
+
+/* The logits that a token is drawn from, over the temperature, in `below`. */
+static void process(i32 position, const i32 *seen, const i32 *count, const Wishes *asked) {
+    for (int i = 0; i < V; i++) below[i] = logits[i];
+    for (int i = 0; i < asked->num_biased; i++) {
+        i64 given = logits[asked->biased[i]];
+        below[asked->biased[i]] = held(given, added(given, fixed(asked->bias[i])));
+    }
+    for (int i = 0; i < asked->num_stops && position < (i64) asked->prompt + asked->min_tokens; i++)
+        below[asked->stops[i]] = -LIMIT;
+    for (int i = 0; i < V; i++) below[i] = penalised(below[i], seen[i], count[i], asked);
+    tempered(below, asked->temperature, below);
 }
 
 static int descending(const void *a, const void *b) {
@@ -395,6 +436,7 @@ static int descending(const void *a, const void *b) {
 static i64 kept_from(const Wishes *asked) {
     int e;
     i64 least = -LIMIT, total = 0, so_far = 0, likelier = 0, share = fixed(asked->top_p), m = number(asked->min_p, &e);
+    if (!asked->temperature) return least;
     if (m) least = larger(least, -larger(0, -natural(log_2(m << 15) + raised(e - 15, 26))));
     for (int i = 0; i < V; i++) ordered[i] = below[i];
     qsort(ordered, V, sizeof *ordered, descending);
@@ -409,23 +451,29 @@ static i64 kept_from(const Wishes *asked) {
     return least;
 }
 
-/* The token that a request chooses. `below` are its logits after penalties, and then how far they lie below the largest. */
-static i32 chosen(u32 position, const Wishes *asked) {
+/* The token that a request chooses among those whose `below` is at least `least`. */
+static i32 chosen(u32 position, i64 least, const Wishes *asked) {
     const u32 of_seed[2] = {0, asked->seed};
     u32 key[2];
-    int e, random = asked->temperature > 0;
-    i64 m = number(random ? asked->temperature : ONE, &e), largest = largest_of(below), best = INT64_MIN;
-    if (largest >= LIMIT) return LEFT_RANGE;
-    for (int i = 0; i < V; i++)
-        below[i] = below[i] <= -LIMIT ? -LIMIT : scaled(larger(below[i] - largest, -LIMIT), (1 << 30) / m, 30 + e);
-    i64 least = random ? kept_from(asked) : -LIMIT;
+    i64 best = INT64_MIN;
     i32 found = 0;
     threefry(of_seed, 0, position, key);
     for (i32 i = 0; i < V; i++) {
-        i64 by = below[i] < least ? INT64_MIN : random ? below[i] + gumbel(key, i) : below[i];
+        i64 by = below[i] < least ? INT64_MIN : asked->temperature ? below[i] + gumbel(key, i) : below[i];
         if (by > best) best = by, found = i;
     }
     return found;
+}
+
+/* The logits whose log-probabilities a request gets for a token that is new. */
+static const i64 *reported(i64 least, const Wishes *asked) {
+    if (asked->mode == PROCESSED)
+        for (int i = 0; i < V; i++) told[i] = below[i] < least ? -LIMIT : below[i];
+    else if (asked->mode == TEMPERED && asked->temperature && asked->temperature != ONE)
+        tempered(logits, asked->temperature, told);
+    else
+        return logits;
+    return told;
 }
 
 /* --- Texts --------------------------------------------------------------------------------------------------------------- */
@@ -434,23 +482,42 @@ static void put(i64 number, FILE *out) {
     for (int i = 0; i < 4; i++) putc((int) ((u32) number >> 8 * i & 255), out);
 }
 
+static Wishes read_wishes(int longest) {
+    Wishes w;
+    w.temperature = number_in(0, INFINITE - 1), w.top_k = number_in(0, INT32_MAX), w.top_p = number_in(0, ONE);
+    w.min_p = number_in(0, ONE), w.seed = word(), w.repetition = number_in(1, INFINITE - 1);
+    w.frequency = word(), w.presence = word(), w.num_biased = number_in(0, V);
+    w.biased = room(w.num_biased + 1, sizeof *w.biased), w.bias = room(w.num_biased + 1, sizeof *w.bias);
+    for (int i = 0; i < w.num_biased; i++) w.biased[i] = number_in(0, V - 1), w.bias[i] = word();
+    w.min_tokens = number_in(0, INT32_MAX), w.num_stops = number_in(0, V);
+    w.stops = room(w.num_stops + 1, sizeof *w.stops);
+    for (int i = 0; i < w.num_stops; i++) w.stops[i] = number_in(0, V - 1);
+    w.mode = number_in(RAW, TEMPERED), w.num_likeliest = number_in(0, V);
+    w.prompt = number_in(0, INT32_MAX), w.length = number_in(1, longest);
+    return w;
+}
+
 static void audit_text(int longest, FILE *results, FILE *all_logits) {
-    Wishes asked;
-    asked.temperature = number_in(0, INFINITE - 1), asked.top_k = number_in(0, INT32_MAX);
-    asked.top_p = number_in(0, ONE), asked.min_p = number_in(0, ONE), asked.seed = word();
-    asked.repetition = number_in(1, INFINITE - 1), asked.frequency = word(), asked.presence = word();
-    int prompt = number_in(0, INT32_MAX), length = number_in(1, longest); /* tokens of the prompt, and all */
+    Wishes asked = read_wishes(longest);
     i32 *seen = room(V, sizeof *seen), *count = room(V, sizeof *count), token = number_in(0, V - 1);
-    for (int t = 1; t < length; t++) {
+    for (int t = 1; t < asked.length; t++) {
         read_token(token, t - 1);
-        seen[token] = 1, count[token] += t > prompt;
-        for (int i = 0; i < V; i++) below[i] = penalised(logits[i], seen[i], count[i], &asked);
+        seen[token] = 1, count[token] += t > asked.prompt;
+        process(t, seen, count, &asked);
+        i64 least = kept_from(&asked);
+        const i64 *of = t < asked.prompt ? logits : reported(least, &asked);
+        i64 log_of_all = log_sum(of);
+        int lost = largest_of(logits) >= LIMIT;
         token = number_in(0, V - 1);
-        put(logprob(token), results);
-        put(chosen(t, &asked), results);
+        put(lost ? LEFT_RANGE : logprob(of[token], log_of_all), results);
+        put(lost ? LEFT_RANGE : chosen(t, least, &asked), results);
+        for (i32 i = 0, next = -1; i < asked.num_likeliest; i++) {
+            put(next = likeliest(of, next), results);
+            put(lost ? LEFT_RANGE : logprob(of[next], log_of_all), results);
+        }
         for (int i = 0; all_logits && i < V; i++) put(logits[i], all_logits);
     }
-    free(seen), free(count);
+    free(seen), free(count), free(asked.biased), free(asked.bias), free(asked.stops);
 }
 
 static Cached cache(size_t n) {
@@ -459,7 +526,7 @@ static Cached cache(size_t n) {
 }
 
 int main(int argc, char **argv) {
-    i64 **rows[] = {&stream, &row, &q, &k, &v, &mixed, &gate, &up, &sum, &score, &logits, &below, &ordered};
+    i64 **rows[] = {&stream, &row, &q, &k, &v, &mixed, &gate, &up, &sum, &score, &logits, &below, &ordered, &told};
     if (argc < 4) fail("usage: audit MODEL REQUESTS RESULTS [LOGITS]");
     file = opened(argv[1], "rb");
     read_model();

@@ -19,16 +19,18 @@ import numpy as np
 
 from detspec.errors import InputError
 from detspec.integer import spec
-from detspec.integer.spec import INVERSE_ROOTS, LIMIT, LOGS, SINES, IntMatrix, Scale, Sizes, Text, Wishes
+from detspec.integer.spec import INVERSE_ROOTS, LIMIT, LOGS, SINES, SMALLEST, IntMatrix, Scale, Sizes, Text, Wishes
 from detspec.native.processor import NO_COMPILER, find_compiler
 
 MAGIC = 0x31544E49  # "INT1"
 LEFT_RANGE = -(2**31)  # a log-probability or choice where numbers have left their range
+MODES = ("raw", "processed", "tempered")  # audit.c numbers them so
+BLOCK = 256  # tokens that spec.py reads at once: it holds several numbers for each token of the vocabulary
 OPTIONS = ("-std=c99", "-O2")
 
 
 class AuditedText(NamedTuple):
-    """Tokens and how those after the prompt were chosen; fields as of `detspec.SamplingParams`."""
+    """Tokens and how those after the prompt were chosen and reported; fields as of `detspec.SamplingParams`."""
 
     tokens: Sequence[int]
     prompt_len: int = 0
@@ -40,14 +42,24 @@ class AuditedText(NamedTuple):
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    logit_bias: Sequence[tuple[int, float]] = ()  # no token twice
+    stop_ids: Sequence[int] = ()  # all tokens that end the text, those of the model, too
+    min_tokens: int = 0
+    logprobs_mode: str = "raw"
+    num_likeliest: int = 0  # `k`: how many of the likeliest tokens are reported at each position
 
 
 class AuditFound(NamedTuple):
-    """Findings about the `T - 1` tokens of a text after its first, int32."""
+    """Findings about the `T - 1` tokens of a text after its first, int32.
 
-    logprobs: np.ndarray  # [T - 1], 16 fraction bits, or LEFT_RANGE
+    Log-probabilities have 16 fraction bits: raw in the prompt, after it as `logprobs_mode` says.
+    """
+
+    logprobs: np.ndarray  # [T - 1], or LEFT_RANGE
     chosen: np.ndarray  # [T - 1], the token that the text's parameters choose there, or LEFT_RANGE
-    logits: np.ndarray  # [T - 1, V], 16 fraction bits
+    logits: np.ndarray  # [T - 1, V] of the model, 16 fraction bits
+    likeliest: np.ndarray  # [T - 1, k], tokens of what is reported
+    likeliest_logprobs: np.ndarray  # [T - 1, k], or LEFT_RANGE
 
 
 def sha256_of(*found: AuditFound) -> str:
@@ -60,28 +72,57 @@ def sha256_of(*found: AuditFound) -> str:
 
 
 def audited_by_spec(weights: dict[str, Any], sizes: Sizes, text: AuditedText) -> AuditFound:
-    """Audits a text by spec.py, in one pass over it."""
-    tokens = np.asarray(text.tokens)
-    logits = Text(weights, sizes).read(text.tokens[:-1])
-    lost = logits.max(-1) >= LIMIT
-    logprobs = np.where(lost, LEFT_RANGE, spec.logprobs(logits, tokens[1:]))
-    seen = np.zeros(logits.shape, bool)
-    count = np.zeros(logits.shape, np.int64)
-    for place, token in enumerate(text.tokens[:-1]):
-        seen[place:, token] = True
-        count[place:, token] += place >= text.prompt_len
+    """Audits a text by spec.py, `BLOCK` tokens at once."""
+    reader = Text(weights, sizes)
+    read = text.tokens[:-1]
+    parts = []
+    for first in range(0, len(read), BLOCK):
+        logits = reader.read(read[first : first + BLOCK])
+        parts.append(audited_logits(logits, first + 1 + np.arange(len(logits)), as_given(text)))
+    return AuditFound(*(np.concatenate(each).astype(np.int32) for each in zip(*parts, strict=True)))
 
-    rows = np.flatnonzero(~lost)
+
+def as_given(text: AuditedText) -> AuditedText:
+    """`text` with its parameters as float32, see spec.py."""
+
+    def rounded(x: float) -> float:
+        return float(np.float32(x)) if abs(np.float32(x)) >= SMALLEST else 0.0
+
+    floats: dict[str, Any] = {name: rounded(value) for name, value in text._asdict().items() if isinstance(value, float)}
+    if text.temperature > 0:
+        floats["temperature"] = max(floats["temperature"], SMALLEST)
+    bias = [(token, rounded(value)) for token, value in text.logit_bias]
+    return text._replace(**floats, logit_bias=bias)
+
+
+def audited_logits(logits: np.ndarray, position: np.ndarray, text: AuditedText) -> AuditFound:
+    """Findings about the tokens at `position [R]`, from the `logits [R, V]` before them."""
+    R, V = logits.shape
+    tokens = np.asarray(text.tokens)
 
     def each(x: float, dtype: Any = np.float32) -> np.ndarray:
-        return np.full(len(rows), x, dtype)
+        return np.full(R, x, dtype)
 
-    penalties = map(each, (text.repetition_penalty, text.frequency_penalty, text.presence_penalty))
-    penalised = spec.penalised(logits[rows], seen[rows], count[rows], *penalties)
     asked = Wishes(each(text.temperature), each(text.top_k, int), each(text.top_p), each(text.min_p), each(text.seed, int))
-    chosen = np.full(len(lost), LEFT_RANGE)
-    chosen[rows] = spec.chosen(penalised, rows + 1, asked)
-    return AuditFound(*(x.astype(np.int32) for x in (logprobs, chosen, logits)))
+    bias = np.asarray(text.logit_bias, np.float64).reshape(-1, 2)
+    found = spec.biased(logits, bias[:, 0].astype(int), bias[:, 1].astype(np.float32))
+    found = spec.banned(found, position, np.asarray(text.stop_ids, int), text.prompt_len + text.min_tokens)
+    seen = spec.counted(tokens, 0, position, V) > 0
+    count = spec.counted(tokens, text.prompt_len, position, V)
+    penalties = map(each, (text.repetition_penalty, text.frequency_penalty, text.presence_penalty))
+    found = spec.penalised(found, seen, count, *penalties)
+
+    is_new = (position >= text.prompt_len)[:, None]
+    reported = np.where(is_new, spec.reported(logits, found, asked, text.logprobs_mode), logits)
+    likeliest = spec.likeliest(reported, text.num_likeliest)
+    lost = logits.max(-1) >= LIMIT
+    return AuditFound(
+        logprobs=np.where(lost, LEFT_RANGE, spec.logprobs(reported, tokens[position])),
+        chosen=np.where(lost, LEFT_RANGE, spec.chosen(found, position, asked)),
+        logits=logits,
+        likeliest=likeliest,
+        likeliest_logprobs=np.where(lost[:, None], LEFT_RANGE, spec.logprobs(reported, likeliest)),
+    )
 
 
 def compile_audit(folder: Path, command: Sequence[str] | None = None, options: Sequence[str] = OPTIONS) -> Path:
@@ -110,11 +151,16 @@ def audited_by_c(command: Sequence[Any], model: Path, texts: Sequence[AuditedTex
         with requests.open("wb") as file:
             write_requests(file, texts)
         _run([*command, model, requests, results, logits])
-        numbers = np.fromfile(results, "<i4").reshape(-1, 2)
-        of_logits = np.fromfile(logits, "<i4").reshape(len(numbers), -1)
-    ends = np.cumsum([len(text.tokens) - 1 for text in texts])[:-1]
-    parts = (np.split(x, ends) for x in (numbers[:, 0], numbers[:, 1], of_logits))
-    return [AuditFound(*one) for one in zip(*parts, strict=True)]
+        numbers = np.fromfile(results, "<i4")
+        of_logits = np.fromfile(logits, "<i4")
+    lengths = [len(text.tokens) - 1 for text in texts]
+    of_each = np.split(numbers, np.cumsum([n * (2 + 2 * text.num_likeliest) for n, text in zip(lengths, texts, strict=True)]))
+    logits_of_each = np.split(of_logits.reshape(sum(lengths), len(of_logits) // max(1, sum(lengths))), np.cumsum(lengths))
+    found = []
+    for n, rows, own in zip(lengths, of_each, logits_of_each, strict=False):  # the last part is empty
+        columns = rows.reshape(n, len(rows) // max(1, n))
+        found.append(AuditFound(columns[:, 0], columns[:, 1], own, columns[:, 2::2], columns[:, 3::2]))
+    return found
 
 
 def _run(command: Sequence[Any]) -> None:
@@ -126,9 +172,12 @@ def _run(command: Sequence[Any]) -> None:
 def write_requests(file: BinaryIO, texts: Sequence[AuditedText]) -> None:
     """Writes `texts`; numbers that requests give as float32 are written as their bits."""
     _words(file, len(texts), max((len(text.tokens) for text in texts), default=1))
-    for text in texts:
+    for text in map(as_given, texts):
         _words(file, _bits(text.temperature), text.top_k, _bits(text.top_p), _bits(text.min_p), text.seed % 2**32)
         _words(file, *map(_bits, (text.repetition_penalty, text.frequency_penalty, text.presence_penalty)))
+        _words(file, len(text.logit_bias), *(word for token, bias in text.logit_bias for word in (token, _bits(bias))))
+        _words(file, text.min_tokens, len(text.stop_ids), *text.stop_ids)
+        _words(file, MODES.index(text.logprobs_mode), text.num_likeliest)
         _words(file, text.prompt_len, len(text.tokens), *text.tokens)
 
 

@@ -7,6 +7,8 @@ Sums of integers are associative: any batch, order, split, number of chips, libr
     IntMatrix     int8 with mantissa and exponent for each output, in the same way
     Cached     int8 with mantissa and exponent for each token and head: a key, or a value
 
+Numbers that requests give are float32; those nearer to 0 than 2**-126 count as 0, and a temperature as 2**-126.
+
 There are two roundings, `rounded_shift` and `scaled`, both half up. A number at `+-LIMIT` has left its range, and so has all
 that is made of it: where a logit is at `LIMIT`, the text ends with an error.
 
@@ -21,6 +23,7 @@ import numpy as np
 
 VERSION = "integer/1"
 FRACTION = 16  # fraction bits of fixed numbers
+SMALLEST = 2.0**-126  # of float32 without leading zeros, as requests give it
 LIMIT = 2**30 - 1  # numbers of this size have left their range
 LOST = 10_000  # the exponent of what was made of them; others are far smaller
 MAX_POSITIONS = 131_072
@@ -349,13 +352,18 @@ def weights_of(below: Array) -> Array:
 
 
 def logprobs(logits: Array, tokens: Array) -> Array:
-    """Log-probabilities of `tokens [R]` under fixed `logits [R, V]`, fixed, at least -256."""
+    """Log-probabilities of `tokens`, `[R]` or `[R, k]`, under fixed `logits [R, V]`; fixed, at least -256."""
     largest = logits.max(-1, keepdims=True)
     total = weights_of(largest - logits).sum(-1)
     fall = np.maximum(bit_length(total) - 32, 0)
     log = natural(log2(total >> fall) + ((fall - 28) << 26))
-    found = np.take_along_axis(logits - largest, tokens[:, None], axis=1)[:, 0] - log
-    return np.maximum(found, SMALLEST_LOGPROB)
+    found = np.take_along_axis(logits - largest, tokens.reshape(len(tokens), -1), axis=1) - log[:, None]
+    return np.maximum(found, SMALLEST_LOGPROB).reshape(tokens.shape)
+
+
+def likeliest(logits: Array, number: int) -> Array:
+    """The tokens `[R, number]` of the largest `logits [R, V]`, the lower one first among equals."""
+    return np.argsort(-logits, axis=1, kind="stable")[:, :number]
 
 
 def threefry(key: tuple[Array, Array], block: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -405,6 +413,29 @@ def tempered(logits: Array, temperature: Array) -> Array:
     found = scaled(np.maximum(below, -LIMIT), (2**30 // m)[:, None], (30 + e)[:, None])
     found = np.where(logits <= -LIMIT, -LIMIT, found)
     return np.where(logits.max(-1, keepdims=True) >= LIMIT, LIMIT, found)
+
+
+def biased(logits: Array, tokens: Array, bias: Array) -> Array:
+    """Fixed `logits [R, V]` with a float32 `bias [n]` added to those of `tokens [n]`, of which no two are equal.
+
+    Those at `+-LIMIT` stay there, and no other gets there.
+    """
+    found = logits.copy()
+    given = logits[:, tokens]
+    found[:, tokens] = held(given, added(given, fixed(bias)))
+    return found
+
+
+def banned(logits: Array, position: Array, tokens: Array, until: int) -> Array:
+    """Fixed `logits [R, V]` for choices at `position [R]`: before position `until`, those of `tokens [n]` are -LIMIT."""
+    found = logits.copy()
+    found[np.ix_(position < until, tokens)] = -LIMIT
+    return found
+
+
+def counted(tokens: Array, start: int, position: Array, vocab_size: int) -> Array:
+    """How often each token stands in a text from place `start` on, before the choice at `position [R]`: `[R, V]`."""
+    return np.stack([np.bincount(tokens[start:end], minlength=vocab_size) for end in position])
 
 
 def penalised(logits: Array, seen: Array, count: Array, repetition: Array, frequency: Array, presence: Array) -> Array:
@@ -467,6 +498,21 @@ def chosen(logits: Array, position: Array, asked: Wishes) -> Array:
     noise = gumbel(asked.seed, position, logits.shape[1])
     by = np.where((asked.temperature > 0)[:, None], below + noise, below)
     return np.where(kept(below, asked), by, -(2**32)).argmax(-1)
+
+
+def reported(logits: Array, processed: Array, asked: Wishes, mode: str) -> Array:
+    """The logits `[R, V]` whose log-probabilities a request gets by its `logprobs_mode`, for a token that is new.
+
+    "raw": the model's `logits [R, V]`. "tempered": those over the temperature, unless it is 0 or 1. "processed": the
+    distribution that a token is drawn from, `processed [R, V]` over the temperature, without what filters leave out.
+    """
+    if mode == "processed":
+        below = tempered(processed, asked.temperature)
+        return np.where(kept(below, asked), below, -LIMIT)
+    if mode == "tempered":
+        changes = (asked.temperature != 0) & (asked.temperature != 1)
+        return np.where(changes[:, None], tempered(logits, asked.temperature), logits)
+    return logits
 
 
 # --- Tables: what exact fractions round to -----------------------------------------------------------------------------------

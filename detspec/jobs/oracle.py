@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,11 +13,10 @@ from detspec.errors import InputError
 from detspec.integer import audit, spec
 from detspec.integer.audit import AuditedText, AuditFound
 from detspec.model.to_integer import spec_model
+from detspec.sampling_params import all_stop_ids
 
 ORACLES = ("numpy", "c")
 ReplayFn = Callable[[Request, Sequence[int]], Replay]  # a request and its new tokens -> what the oracle has there
-# Parameters that change tokens or reported numbers, and that oracles do not know.
-UNKNOWN: dict[str, Any] = {"logit_bias": (), "min_tokens": 0, "logprobs": 0, "prompt_logprobs": None, "logprobs_mode": "raw"}
 
 
 @contextmanager
@@ -41,21 +39,21 @@ def oracle(model: Model, name: str) -> Iterator[ReplayFn]:
                 return audit.audited_by_c([program], file, [text])[0]
             return audit.audited_by_spec(weights, sizes, text)
 
-        yield lambda request, tokens: replay_of(audited, request, tokens, model.cfg.max_position)
+        yield lambda request, tokens: replay_of(audited, request, tokens, model)
 
 
-def replay_of(
-    audited: Callable[[AuditedText], AuditFound], request: Request, tokens: Sequence[int], max_position: int
-) -> Replay:
-    """Findings of an oracle about the new `tokens` of a request, as a replay by the engine has them.
+def replay_of(audited: Callable[[AuditedText], AuditFound], request: Request, tokens: Sequence[int], model: Model) -> Replay:
+    """Findings of an oracle about the new `tokens` of a request to `model`, as a replay by the engine has them.
 
-    Raises `InputError` if the request asks for something that oracles do not know.
+    Raises `InputError` if the request asks for thoughts or brings values for riders, which no oracle knows.
     """
     asked = request.sampling
-    if others := [name for name, value in UNKNOWN.items() if getattr(asked, name) != value]:
-        raise InputError(f"request {request.id!r} asks for {others[0]}, which oracles do not work out: audit by the engine")
+    for name, is_asked in (("thinking", asked.thinking), ("brings", request.brings)):
+        if is_asked:
+            raise InputError(f"request {request.id!r} asks for {name}, which oracles do not work out: audit by the engine")
     prompt = request.prompt_token_ids
-    end = [0] if len(prompt) + len(tokens) < max_position else []  # the choice after the last token
+    vocab_size = model.cfg.vocab_size
+    end = [0] if len(prompt) + len(tokens) < model.cfg.max_position else []  # the choice after the last token
     text = AuditedText(
         [*prompt, *tokens, *end],
         len(prompt),
@@ -67,9 +65,29 @@ def replay_of(
         asked.repetition_penalty,
         asked.frequency_penalty,
         asked.presence_penalty,
+        asked.logit_bias,
+        [token for token in all_stop_ids(asked, model.eos_ids) if token < vocab_size],
+        asked.min_tokens,
+        asked.logprobs_mode,
+        min(max(asked.logprobs, asked.prompt_logprobs or 0), vocab_size),
     )
     found = audited(text)
-    lost = found.logprobs == audit.LEFT_RANGE
-    logprobs = np.where(lost, np.nan, found.logprobs / 2**spec.FRACTION).astype(np.float32)[len(prompt) - 1 :]
+    logprobs = as_floats(found.logprobs)
+    new = logprobs[len(prompt) - 1 :]
     # Log-probabilities are of the given tokens: where the oracle chooses another one, that is the difference.
-    return Replay(found.chosen[len(prompt) - 1 :], logprobs, logprobs[: len(tokens)])
+    return Replay(
+        targets=found.chosen[len(prompt) - 1 :],
+        logprobs=new,
+        given_logprobs=new[: len(tokens)],
+        likeliest=(from_first(logprobs), from_first(found.likeliest), from_first(as_floats(found.likeliest_logprobs))),
+    )
+
+
+def as_floats(logprobs: np.ndarray) -> np.ndarray:
+    """Log-probabilities as the float32 that records hold; nan where numbers have left their range."""
+    return np.where(logprobs == audit.LEFT_RANGE, np.nan, logprobs / 2**spec.FRACTION).astype(np.float32)
+
+
+def from_first(found: np.ndarray) -> np.ndarray:
+    """Findings about all tokens of a text: zeros for the first, then those `found` about the others."""
+    return np.concatenate([np.zeros_like(found[:1]), found])

@@ -12,11 +12,12 @@ from detspec.config import ModelConfig, RopeScaling
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion
-from detspec.integer import spec
-from detspec.integer.spec import LIMIT, Sizes, Text, Wishes
+from detspec.integer.audit import AuditedText, audited_by_spec
+from detspec.integer.spec import Sizes
+from detspec.jobs.oracle import as_floats
 from detspec.model.dense import dense_config
 from detspec.model.to_integer import integer_config, integer_params, spec_model
-from detspec.sampling_params import SamplingParams
+from detspec.sampling_params import FIELDS, SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import random_model
 
@@ -79,35 +80,11 @@ def defined(of: Both, prompt: Sequence[int], tokens: Sequence[int], sampling: Sa
 
     The text is read at once: no page, no window, no draft.
     """
-    text = np.asarray([*prompt, *tokens], np.int64)
-    first = len(prompt)
-    raw = Text(of.weights, of.shape).read(text[:-1])[first - 1 :]
-    R, V = raw.shape
-    position = first + np.arange(R)
-    floats = {name: np.float32(getattr(sampling, name)) for name in ("temperature", "top_p", "min_p")}
-    asked = Wishes(
-        **{name: np.full(R, value, np.float32) for name, value in floats.items()},
-        top_k=np.full(R, sampling.top_k),
-        seed=np.full(R, sampling.seed),
-    )
-    logits = raw.copy()
-    for token, bias in sampling.logit_bias:
-        logits[:, token] = spec.added(logits[:, token], spec.fixed(np.float32([bias])))
-    for token in sampling.stop_token_ids:
-        logits[: sampling.min_tokens, token] = -LIMIT
-    count = np.asarray([np.bincount(text[first : first + r], minlength=V) for r in range(R)])
-    seen = np.asarray([np.bincount(text[: first + r], minlength=V) > 0 for r in range(R)])
-    penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-    logits = spec.penalised(logits, seen, count, *(np.full(R, x, np.float32) for x in penalties))
-    chosen = spec.chosen(logits, position, asked)
-    below = spec.tempered(logits, asked.temperature)
-    reported = {
-        "raw": raw,
-        "processed": np.where(spec.kept(below, asked), below, -LIMIT),
-        "tempered": spec.tempered(raw, asked.temperature),
-    }[sampling.logprobs_mode]
-    logprobs = spec.logprobs(reported, np.asarray(tokens, np.int64))
-    return tuple(int(token) for token in chosen), (logprobs / 2**spec.FRACTION).astype(np.float32).tobytes()
+    asked = {name: getattr(sampling, name) for name in set(AuditedText._fields) & set(FIELDS)}
+    text = AuditedText([*prompt, *tokens], len(prompt), stop_ids=sampling.stop_token_ids, **asked)
+    found = audited_by_spec(of.weights, of.shape, text)
+    new = slice(len(prompt) - 1, None)
+    return tuple(found.chosen[new].tolist()), as_floats(found.logprobs[new]).tobytes()
 
 
 PROMPTS = [np.random.default_rng(i).integers(0, SMALL["vocab_size"], n).tolist() for i, n in enumerate((3, 17, 1, 30, 9, 22))]

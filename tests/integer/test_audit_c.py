@@ -39,6 +39,24 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 1e6, "top_k": 95, "top_p": 0.9999999, "seed": 14},
     {"repetition_penalty": 1.2, "frequency_penalty": -1.5, "presence_penalty": -0.9},
     {"temperature": 0.9, "repetition_penalty": 0.7, "frequency_penalty": 1.1, "presence_penalty": 1.5, "seed": 15},
+    {"temperature": 0.9, "seed": 16, "logit_bias": ((3, 1.5), (7, 100.0), (40, -100.0), (90, 1e-5)), "num_likeliest": 3},
+    {"min_tokens": 7, "stop_ids": tuple(range(0, 96, 2)), "logprobs_mode": "processed", "num_likeliest": 2},
+    {"temperature": 0.7, "seed": 17, "logprobs_mode": "tempered", "num_likeliest": 20},
+    {"temperature": 1.0, "seed": 18, "logprobs_mode": "tempered"},
+    {"temperature": 1.4, "seed": 19, "top_k": 9, "logprobs_mode": "processed", "num_likeliest": 12},
+    {
+        "temperature": 0.8,
+        "seed": 20,
+        "top_p": 0.8,
+        "min_p": 0.01,
+        "repetition_penalty": 1.3,
+        "logit_bias": ((5, 2.0), (6, -3.0)),
+        "min_tokens": 3,
+        "stop_ids": (5, 11, 12),
+        "logprobs_mode": "processed",
+        "num_likeliest": 96,
+    },
+    {"temperature": 1e-40, "seed": 21, "min_p": 1e-40, "presence_penalty": -1e-40, "logprobs_mode": "processed"},
 )
 # Each is found by logits, log-probabilities or choices of `SHAPES`.
 FAULTS = (
@@ -53,7 +71,14 @@ FAULTS = (
     ("{13, 15,", "{13, 14,"),
     ("likelier = so_far", "likelier += 0"),
     ("by > best", "by >= best"),  # the last of equals
-    ("t > prompt", "t >= prompt"),
+    ("t > asked.prompt", "t >= asked.prompt"),
+    ("t < asked.prompt", "t <= asked.prompt"),
+    ("held(given, added(given, fixed", "held(given, added(given, -fixed"),
+    ("asked->prompt + asked->min_tokens", "asked->prompt + asked->min_tokens + 1"),
+    ("a[i] == a[last] && i > last", "a[i] == a[last] && i > last + 1"),  # of equals, every other one
+    ("below[i] < least ? -LIMIT", "below[i] <= least ? -LIMIT"),
+    ("asked->mode == PROCESSED", "asked->mode == TEMPERED"),
+    ("asked->mode == TEMPERED &&", "asked->mode == PROCESSED &&"),
 )
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 SANITIZED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
@@ -134,8 +159,9 @@ def by_c(program: Path, folder: Path, model: tuple[dict[str, Any], Sizes], texts
 
 
 def plain(found: AuditFound) -> list[Any]:
-    """Log-probabilities, choices and SHA-256 of the logits."""
-    return [found.logprobs.tolist(), found.chosen.tolist(), hashlib.sha256(found.logits.tobytes()).hexdigest()]
+    """All that was found, and SHA-256 of the logits."""
+    rest = (found.logprobs, found.chosen, found.likeliest, found.likeliest_logprobs)
+    return [*(numbers.tolist() for numbers in rest), hashlib.sha256(found.logits.tobytes()).hexdigest()]
 
 
 def changed(folder: Path, old: str, new: str) -> Path:
@@ -154,9 +180,12 @@ def test_made_up_models_have_the_bits_of_the_definition(shape, program, tmp_path
 
 
 def test_a_text_leaves_its_range_and_comes_back_where_no_window_reaches():
-    for logprobs, chosen, _ in case_of("numbers that leave their range").expected:
+    for logprobs, chosen, likeliest, likeliest_logprobs, _ in case_of("numbers that leave their range").expected:
         lost = [x == LEFT_RANGE for x in logprobs]
         assert lost == [x == LEFT_RANGE for x in chosen]
+        assert [[x == LEFT_RANGE for x in row] for row in likeliest_logprobs] == [
+            [is_lost] * len(row) for is_lost, row in zip(lost, likeliest, strict=True)
+        ]
         # Token 7 stands at position 5. Windows of 3, 2 and 2 positions reach 4 positions back, of which the last two layers
         # hold what has left its range.
         assert lost == [5 <= place <= 7 for place in range(len(lost))]
@@ -164,7 +193,7 @@ def test_a_text_leaves_its_range_and_comes_back_where_no_window_reaches():
 
 def test_shipped_model_has_the_bits_of_the_definition(program, tmp_path):
     model = ds.load(weights="integer")
-    texts = texts_of(model.cfg.vocab_size, 7, ASKED[5:6] + ASKED[8:])
+    texts = texts_of(model.cfg.vocab_size, 7, ASKED[5:6] + ASKED[8:11] + ASKED[-2:-1])
     case = case_with(spec_model(model.cfg, model.params), texts)
     assert by_c(program, tmp_path, case.model, texts) == case.expected
 
