@@ -25,7 +25,8 @@ too. --rl takes the folder of a run of reinforcement learning: the texts of one 
 them, and their rewards are given anew.
 
 Records of an integer model may come from any device. --with numpy and --with c audit them by code that shares nothing with
-what generated: detspec/integer/spec.py, or detspec/integer/audit.c, compiled here."""
+what generated: detspec/integer/spec.py, or detspec/integer/audit.c, compiled here. They compare the tokens and all numbers
+that records hold; the text of the tokens, and stop strings in it, are the tokenizer's."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="FILE[:ARM]", help="with --rl: the run's config (default: the file that it began with)")
     add("--prompts", metavar="IN.jsonl", help="the job's prompts (default: the file that the manifest names)")
     add("--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes only speed")
-    add("--with", dest="by", choices=("numpy", "c"), help="with --records of an integer model: an oracle instead of the engine")
+    add("--with", dest="by", choices=("numpy", "c"), help="for what an integer model wrote: an oracle, not the engine")
     add_json(parser, "the report")
     add_model(parser)
     add_weights(parser)
@@ -99,15 +100,15 @@ def run(args: argparse.Namespace) -> int:
     from detspec.jobs.audit import run_audit, run_audit_responses
 
     if args.rl is not None:
+        if args.by is not None:
+            raise InputError("--with is for --records and --responses: a step of a run is replayed by the engine")
         return run_step(args)
     if args.step is not None or args.config is not None:
         raise InputError("--step and --config are for --rl, the folder of a run of reinforcement learning")
     if args.responses is not None:
-        if args.by is not None:
-            raise InputError("--with is for --records: a server's log is replayed by the engine")
         if args.prompts is not None:
             raise InputError("--prompts is for --records: a server's log holds what was asked")
-        report = run_audit_responses(load_model(args), Path(args.responses), max_requests=args.max_requests)
+        report = run_audit_responses(load_model(args), Path(args.responses), max_requests=args.max_requests, by=args.by)
     else:
         prompts = None if args.prompts is None else Path(args.prompts)
         model = load_recorded(args)

@@ -176,16 +176,18 @@ def _count_lines(path: Path) -> int:
 # A server's log -----------------------------------------------------------------------------------------------------------
 
 
-def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> AuditReport:
+def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32, by: str | None = None) -> AuditReport:
     """Replays what a server with this `log` answered by `model`; samples of other weights are named and left out.
+
+    `by` is as for `run_audit`.
 
     Raises `InputError` if the log is missing or malformed, or holds nothing that `model` answered.
     """
     with open_log(log) as file:
-        return _audit_log(model, log, file, max_requests)
+        return _audit_log(model, log, file, max_requests, by)
 
 
-def _audit_log(model: Model, log: Path, file: BinaryIO, max_requests: int) -> AuditReport:
+def _audit_log(model: Model, log: Path, file: BinaryIO, max_requests: int, by: str | None) -> AuditReport:
     parts = read_log(log, file)
     ours = [part for part in parts if part.origin.fingerprint["model"] == model.digest]
     num_lines = sum(part.num_lines for part in ours)
@@ -194,8 +196,10 @@ def _audit_log(model: Model, log: Path, file: BinaryIO, max_requests: int) -> Au
         for part in ours:
             check_model(part.origin, model)
             records = _records_of(part, model, log, file)
-            found = audit_records(model, part.origin, records, max_requests=max_requests, progress=progress)
-            report.add(found)
+            if by is None:
+                report.add(audit_records(model, part.origin, records, max_requests=max_requests, progress=progress))
+            else:
+                report.add(audit_by_oracle(model, part.origin, records, by, progress))
     if not report.num_records + report.num_ordinary:
         other = (
             f", but {report.num_other_weights} of other weights: name their folder with --model"

@@ -148,12 +148,12 @@ def response_id(parsed: Parsed) -> str:
 
 
 def system_fingerprint(facts: Mapping[str, Any]) -> str:
-    """The name of an answerer's `facts`, and of its version, in answers.
+    """The name of an answerer's `facts`, and of its version or an integer model's arithmetic, in answers.
 
     Equal names and equal requests mean equal choices, to the bit.
     """
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return f"detspec-{facts['detspec']}-{digest[:FINGERPRINT_HEX]}"
+    return f"detspec-{facts.get('arithmetic') or facts['detspec']}-{digest[:FINGERPRINT_HEX]}"
 
 
 def scored(completion: Completion, prompt: Sequence[int]) -> Completion:

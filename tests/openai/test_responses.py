@@ -310,6 +310,7 @@ def test_fingerprint_names_the_version_and_what_bits_depend_on():
     name = system_fingerprint({"detspec": "1", "b": 2})
     assert name == system_fingerprint({"b": 2, "detspec": "1"}) != system_fingerprint({"detspec": "1", "b": 3})
     assert len(name.rpartition("-")[2]) == 16
+    assert system_fingerprint({"arithmetic": "integer/1", "model": "m"}).startswith("detspec-integer/1-")
 
 
 def test_error_has_the_official_shape():
