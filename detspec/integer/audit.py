@@ -107,14 +107,15 @@ def audited_logits(logits: np.ndarray, position: np.ndarray, text: AuditedText) 
     bias = np.asarray(text.logit_bias, np.float64).reshape(-1, 2)
     found = spec.biased(logits, bias[:, 0].astype(int), bias[:, 1].astype(np.float32))
     found = spec.banned(found, position, np.asarray(text.stop_ids, int), text.prompt_len + text.min_tokens)
-    seen = spec.counted(tokens, 0, position, V) > 0
-    count = spec.counted(tokens, text.prompt_len, position, V)
-    penalties = map(each, (text.repetition_penalty, text.frequency_penalty, text.presence_penalty))
-    found = spec.penalised(found, seen, count, *penalties)
+    penalties = (text.repetition_penalty, text.frequency_penalty, text.presence_penalty)
+    if penalties != (1, 0, 0):  # which change nothing
+        seen = spec.counted(tokens, 0, position, V) > 0
+        count = spec.counted(tokens, text.prompt_len, position, V)
+        found = spec.penalised(found, seen, count, *map(each, penalties))
 
     is_new = (position >= text.prompt_len)[:, None]
     reported = np.where(is_new, spec.reported(logits, found, asked, text.logprobs_mode), logits)
-    likeliest = spec.likeliest(reported, text.num_likeliest)
+    likeliest = spec.likeliest(reported, text.num_likeliest) if text.num_likeliest else np.zeros((R, 0), np.int64)
     lost = logits.max(-1) >= LIMIT
     return AuditFound(
         logprobs=np.where(lost, LEFT_RANGE, spec.logprobs(reported, tokens[position])),

@@ -495,8 +495,8 @@ def kept(below: Array, asked: Wishes) -> Array:
 def chosen(logits: Array, position: Array, asked: Wishes) -> Array:
     """Tokens `[R]` for fixed `logits [R, V]`; `position [R]` is that of the chosen token. The first of equals is taken."""
     below = tempered(logits, asked.temperature)
-    noise = gumbel(asked.seed, position, logits.shape[1])
-    by = np.where((asked.temperature > 0)[:, None], below + noise, below)
+    random = (asked.temperature > 0)[:, None]
+    by = np.where(random, below + gumbel(asked.seed, position, logits.shape[1]), below) if random.any() else below
     return np.where(kept(below, asked), by, -(2**32)).argmax(-1)
 
 
