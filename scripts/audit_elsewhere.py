@@ -38,6 +38,21 @@ TEXTS: tuple[tuple[str, dict[str, Any]], ...] = (
         "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = os.fspath(path)\n",
         {"temperature": 1.2, "seed": 8, "frequency_penalty": 0.3, "presence_penalty": -0.1},
     ),
+    (
+        "def count(words):\n    found = {}\n    for word in words:\n"
+        "        found[word] = found.get(word, 0) + 1\n    return found\n",
+        {
+            "temperature": 0.9,
+            "seed": 9,
+            "top_k": 50,
+            "logit_bias": ((300, 2.5), (400, -1.25)),
+            "min_tokens": 8,
+            "stop_ids": (0, 10, 301),
+            "logprobs_mode": "processed",
+            "num_likeliest": 4,
+        },
+    ),
+    ("class Stack:\n    def __init__(self):\n", {"temperature": 0.7, "logprobs_mode": "tempered", "num_likeliest": 2}),
 )
 
 
@@ -66,7 +81,7 @@ PROCESSORS = (
 def main() -> int:
     """Prints the table; the exit code is 1 if a processor has other numbers than numpy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=25, help="most tokens of each of the two texts")
+    parser.add_argument("--tokens", type=int, default=25, help="most tokens of each text")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     args = parser.parse_args()
     model = ds.load(weights="integer")
