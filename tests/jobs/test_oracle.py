@@ -14,7 +14,9 @@ from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.integer.spec import LIMIT, VERSION
 from detspec.jobs.audit import run_audit
+from detspec.jobs.job import run_job
 from detspec.jobs.oracle import oracle
+from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.model.dense import dense_config
 from detspec.model.params import init_params
 from detspec.model.to_integer import integer_config
@@ -178,6 +180,17 @@ def test_text_that_left_its_range_ends_at_the_same_token(model, broken_job, tmp_
     (found,) = changed_audit(model, broken_job, tmp_path, by, prolong)
     assert (found.record, found.position) == ("later[1]", 5)
     assert "the canonical text ends before it (error)" in found.what
+
+
+def test_lines_in_openais_format_are_answered_again_by_an_engine_alone(model, engine, tmp_path, cpu_kernels):
+    body = {"prompt": [1, 2, 3], "max_tokens": 4, "seed": 1, "logit_bias": {"7": 3}, "logprobs": 1}
+    write_lines(tmp_path / "in.jsonl", [{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}])
+    with Prompts(str(tmp_path / "in.jsonl")) as prompts:
+        spec = JobSpec(prompts, ds.SamplingParams(), is_openai=True, created=86400)
+        run_job(engine, spec, tmp_path / "out.jsonl", fresh=True)
+    assert audited(model, tmp_path, None).reproduced
+    with pytest.raises(InputError, match="lines in OpenAI's format are answered by the engine again"):
+        audited(model, tmp_path, "c")
 
 
 def test_what_no_oracle_knows_is_refused_by_name(model):
