@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,8 @@ def run_step(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if all deterministic records reproduce, else 1."""
+    if args.by == "numpy":  # Read when numpy is imported: on busy cores the threads of its products wait for each other.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from detspec.jobs.audit import run_audit, run_audit_responses
 
     if args.rl is not None:

@@ -35,6 +35,14 @@ def audit(folder: Path, job: Path, *extra: object) -> int:
     return main(list(map(str, argv)))
 
 
+def test_oracle_for_a_model_in_floats_and_for_a_step_of_a_run_is_refused(folder, job, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    assert audit(folder, job, "--with", "numpy") == 2
+    assert '"numpy" audits integer models alone' in capsys.readouterr().err
+    assert main(["audit", "--rl", str(tmp_path), "--step", "1", "--with", "c"]) == 2
+    assert "--with is for --records and --responses" in capsys.readouterr().err
+
+
 def test_audit_of_openai_lines_names_the_field_that_differs(folder, tmp_path, capsys):
     bodies = [
         {"prompt": [5, 17, 9], "max_tokens": 6},
