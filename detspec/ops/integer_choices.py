@@ -25,32 +25,32 @@ class Log2(NamedTuple):
     part: jax.Array  # int32, 0 .. 2**26: 26 fraction bits
 
 
-class Piece(NamedTuple):
-    """A piece of the logarithm to base 2 between 1 and 2: a chord, and how far the logarithm bends away from it; int32."""
+class Arc(NamedTuple):
+    """An arc of the logarithm to base 2, of 256 between 1 and 2: a chord, and how far the arc bends away from it; int32."""
 
     here: jax.Array  # where the chord begins
     step: jax.Array  # how far it rises
     bend: jax.Array
 
 
-def piece_at(place: jax.Array) -> Piece:
-    """The pieces `place`, 0 .. 255."""
+def arc_at(place: jax.Array) -> Arc:
+    """The arcs `place`, 0 .. 255."""
     table = jnp.asarray(LOGS, I32)
     of_place = (256 + place) * (256 + place)
     bend = lax.div(jnp.full_like(of_place, BEND), of_place)
-    return Piece(table[place], table[place + 1] - table[place], bend)
+    return Arc(table[place], table[place + 1] - table[place], bend)
 
 
-def log2(u: jax.Array, piece_at: Callable[[jax.Array], Piece] = piece_at) -> Log2:
+def log2(u: jax.Array, arc_at: Callable[[jax.Array], Arc] = arc_at) -> Log2:
     """See `spec.log2`; of uint32."""
     bits = bit_length(u)
     z = (u << jnp.clip(32 - bits, 0, 31).astype(U32)) & U32(0x7FFF_FFFF)
     place = (z >> 23).astype(I32)
     rest = (z & 0x7F_FFFF).astype(I32)
-    piece = piece_at(place)
+    arc = arc_at(place)
     x = rest >> 11
-    bend = rounded_shift(piece.bend * ((x * (4096 - x)) >> 10), 14)
-    return Log2(bits - 1, piece.here + scaled(piece.step, rest >> 8, 15) + bend)
+    bend = rounded_shift(arc.bend * ((x * (4096 - x)) >> 10), 14)
+    return Log2(bits - 1, arc.here + scaled(arc.step, rest >> 8, 15) + bend)
 
 
 def natural(log: Log2) -> jax.Array:
@@ -122,11 +122,11 @@ def noise_key(seed: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Arra
     return threefry2x32((zero, seed.astype(U32)), (zero, position.astype(U32)))
 
 
-def gumbel_of(bits: jax.Array, piece_at: Callable[[jax.Array], Piece] = piece_at) -> jax.Array:
+def gumbel_of(bits: jax.Array, arc_at: Callable[[jax.Array], Arc] = arc_at) -> jax.Array:
     """The noise that random `bits`, uint32, are turned into: fixed."""
-    uniform = log2(bits | U32(1), piece_at=piece_at)
+    uniform = log2(bits | U32(1), arc_at=arc_at)
     waiting = (U32(32) - uniform.whole.astype(U32) << 26) - uniform.part.astype(U32)
-    log = log2(jnp.where(waiting == 0, U32(1), waiting), piece_at=piece_at)
+    log = log2(jnp.where(waiting == 0, U32(1), waiting), arc_at=arc_at)
     return GUMBEL_SHIFT - natural(log._replace(whole=log.whole - 26))
 
 

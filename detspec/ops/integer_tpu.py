@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from detspec.integer.spec import BEND, LOGS
 from detspec.ops.gumbel import threefry2x32
 from detspec.ops.integer import I32, U32
-from detspec.ops.integer_choices import Piece, gumbel_of, noise_key
+from detspec.ops.integer_choices import Arc, gumbel_of, noise_key
 
 ROWS = 8
 LANES = 128
@@ -36,11 +36,11 @@ def gumbel(seed: jax.Array, position: jax.Array, vocab_size: int, *, interpret: 
         out_shape=shape,
         interpret=interpret,
     )
-    return call(key, jnp.asarray(_pieces()))
+    return call(key, jnp.asarray(_arcs()))
 
 
-def _pieces() -> np.ndarray:
-    """Lays out the 256 pieces of `Piece`, two halves of each field, `[3 * 2, 128]` int32."""
+def _arcs() -> np.ndarray:
+    """Lays out the 256 arcs, two halves of each field, `[3 * 2, 128]` int32."""
     logs = np.asarray(LOGS, np.int64)
     places = np.arange(256) + 256
     return np.stack([logs[:-1], np.diff(logs), BEND // (places * places)]).reshape(6, LANES).astype(np.int32)
@@ -55,16 +55,16 @@ def _noise(key_ref, tables_ref, noise_ref) -> None:  # type: ignore[no-untyped-d
     def of_lanes(step: jax.Array, _: None) -> None:
         first = pl.multiple_of(step * LANES, LANES)
         x, y = threefry2x32((key[0], key[1]), (zero, (token + first).astype(U32)))
-        noise_ref[:, pl.ds(first, LANES)] = gumbel_of(x ^ y, partial(_piece_at, tables))
+        noise_ref[:, pl.ds(first, LANES)] = gumbel_of(x ^ y, partial(_arc_at, tables))
 
     lax.fori_loop(0, BLOCK // LANES, of_lanes, None)
 
 
-def _piece_at(tables: jax.Array, place: jax.Array) -> Piece:
-    """Pieces at `place [ROWS, LANES]`: a lane reads one of both halves of each table."""
+def _arc_at(tables: jax.Array, place: jax.Array) -> Arc:
+    """Arcs at `place [ROWS, LANES]`: a lane reads one of both halves of each table."""
 
     def look_up(half: int) -> jax.Array:
         table = jnp.broadcast_to(tables[half][None, :], (ROWS, LANES))
         return jnp.take_along_axis(table, place & (LANES - 1), axis=1, mode="promise_in_bounds")
 
-    return Piece(*(jnp.where(place < LANES, look_up(2 * i), look_up(2 * i + 1)) for i in range(3)))
+    return Arc(*(jnp.where(place < LANES, look_up(2 * i), look_up(2 * i + 1)) for i in range(3)))

@@ -342,12 +342,12 @@ CASES = {
         lambda rng: (unsigned(rng, NUM),),
         (("log2", "(4096 - x)", "(4095 - x)"), ("log2", ">> 10), 14)", ">> 10), 13)")),
     ),
-    "piece_at": Case(
+    "arc_at": Case(
         integer_choices,
         lambda place: (spec.LOGS[place], np.diff(spec.LOGS)[place], spec.BEND // (256 + place) ** 2),
-        lambda copy: copy.piece_at,
+        lambda copy: copy.arc_at,
         lambda rng: (np.arange(256),),
-        (("piece_at", "(256 + place) * (256 + place)", "(256 + place) * (257 + place)"), ("piece_at", "place + 1", "place")),
+        (("arc_at", "(256 + place) * (256 + place)", "(256 + place) * (257 + place)"), ("arc_at", "place + 1", "place")),
     ),
     "natural": Case(
         integer_choices,
