@@ -11,19 +11,53 @@
 #define LOST 10000
 #define LOG2_E 23637
 #define FRACTION 16
-#define CHUNK 16384 /* inputs whose products a lane of 32 bits can add up: 2^31 / (2 * 16383 * 127) pairs, 32 lanes */
+#define CHUNK 1024 /* inputs whose products 32 bits can add up: 2^31 / (16383 * 127) */
 
 INLINE int64_t rounded_shift(int64_t x, int64_t r) { return (x + (((int64_t)1 << r) >> 1)) >> r; }
 
-INLINE int64_t clip(int64_t x, int64_t most) { return MIN(MAX(x, -most), most); }
+INLINE int bit_length(uint64_t x) { return x ? 64 - __builtin_clzll(x) : 0; }
 
-INLINE int64_t scaled_by(int64_t x, int64_t m, int64_t r) {
-  r = MIN(MAX(r, -15), 47);
-  const int64_t product = x * m, up = MAX(-r, 0), down = MAX(r, 0);
-  return clip(rounded_shift(product * ((int64_t)1 << up), down), LIMIT);
+/* x m / 2^r, rounded half up and cut. The product is held in two words of 16 bits and more, since vectors of 64 bits are slow. */
+INLINE int32_t scaled_by(int32_t x, int32_t m, int32_t r) {
+  const uint32_t of_low = (uint32_t)(x & 0xffff) * (uint32_t)m;
+  const int32_t high = (x >> 16) * m + (int32_t)(of_low >> 16), low = (int32_t)(of_low & 0xffff);
+  const int32_t down = MIN(MAX(r, 0), 47), up = MIN(MAX(-r, 0), 15), raised = MIN(MAX(16 - r, 0), 31);
+  const int32_t of_high = (int32_t)((uint32_t)high << raised), fits = of_high >> raised == high;
+  const int32_t of_low_word = (int32_t)((uint32_t)low << up) >> MIN(down, 31);
+  const int32_t of_half = down > 16 ? high >> MAX(down - 17, 0) : low >> MIN(MAX(down - 1, 0), 31);
+  int32_t found = (of_high >> MAX(down - 16, 0)) | of_low_word;
+  found = MIN(MAX(found, -LIMIT - 1), LIMIT) + (down > 0 ? of_half & 1 : 0);
+  found = MIN(MAX(found, -LIMIT), LIMIT);
+  return fits ? found : high < 0 ? -LIMIT : LIMIT;
 }
 
-INLINE int bit_length(uint64_t x) { return x ? 64 - __builtin_clzll(x) : 0; }
+/* y = `scaled_by` of LINE numbers. Where all r are above 16, as they mostly are, floor(x m / 2^16) is enough. */
+INLINE void scale_line(const int32_t *x, const int32_t *m, const int32_t *r, int32_t *y) {
+  int32_t least = r[0];
+  for (int i = 0; i < LINE; i++) least = MIN(least, r[i]);
+  if (least > 16)
+    for (int i = 0; i < LINE; i++) {
+      const int32_t high = (x[i] >> 16) * m[i] + (int32_t)((uint32_t)(x[i] & 0xffff) * (uint32_t)m[i] >> 16);
+      const int32_t down = MIN(r[i], 47) - 16;
+      y[i] = (high + (1 << (down - 1))) >> down;
+    }
+  else
+    for (int i = 0; i < LINE; i++) y[i] = scaled_by(x[i], m[i], r[i]);
+}
+
+/* Copies `num` numbers of a line; zeros follow. */
+INLINE void load_line(const int32_t *from, int64_t num, int32_t *line) {
+  if (num >= LINE) {
+    memcpy(line, from, sizeof(int32_t) * LINE);
+    return;
+  }
+  for (int i = 0; i < LINE; i++) line[i] = i < num ? from[i] : 0;
+}
+
+INLINE void store_line(const int32_t *line, int64_t num, int32_t *to) {
+  if (num >= LINE) memcpy(to, line, sizeof(int32_t) * LINE);
+  else memcpy(to, line, sizeof(int32_t) * (size_t)num);
+}
 
 static int32_t largest_of(const int32_t *x, int64_t n) {
   int32_t largest = 0;
@@ -48,7 +82,7 @@ static int narrow(const int32_t *x, int64_t n, int bits, int32_t *values) {
 INLINE int is_lost(int64_t exponent) { return exponent > LOST / 2; }
 
 /* 2^-d is about the result times 2^(-15 - *n). */
-INLINE int32_t power_of(int32_t d, int *n) {
+INLINE int32_t power_of(int32_t d, int32_t *n) {
   const int32_t f = d & 0xffff;
   int32_t a = 224;
   a = ((a * f) >> 16) - 1743;
@@ -59,233 +93,211 @@ INLINE int32_t power_of(int32_t d, int *n) {
   return a;
 }
 
+/* floor(2^30 / d) of 2^15 <= d <= 2^16, without a division, for which there are no vectors: a line, two steps of Newton's iteration,
+   and then one or two that may be missing. */
+INLINE int32_t inverse_of(int32_t d) {
+  int32_t y = 48000 - (d >> 1);
+  for (int i = 0; i < 2; i++) y += ((((1 << 30) - y * d) >> 15) * y) >> 15;
+  const int32_t rest = (1 << 30) - y * d;
+  return y + (rest >= d) + (rest >= 2 * d);
+}
+
 /* ---- products ---- */
 
+/* Rows as they are multiplied, [rows, stride], and the outputs of one item of work. */
 typedef struct {
-  const int16_t *x; /* [rows, stride], zeros after `in` */
-  const char *tiles; /* the same as matrix tiles, see "by matrix tiles"; NULL if they are not used */
-  const int32_t *mantissa, *exponent;
-  int64_t rows, in, stride;
+  const int32_t *values, *mantissa, *exponent; /* rows as they are given: [rows, in] and [rows] */
+  int16_t *x;                                  /* zeros after `in` */
+  int8_t *words[2];                            /* for matrix tiles, or NULL: high and low, x == 256 * high + low */
+  char *tiles[2];                              /* both as `gather` arranges them */
+  int64_t rows, in, stride, outs_of_item;
   XLA_FFI_Buffer **weights, **results; /* int8 [out, in], mantissa [out], exponent [out] of each */
-  int64_t num_weights, outs_of_item;
 } Integers;
 
-#if defined(__AVX512BW__)
-#define STEP 32
-typedef __m512i Sum16;
-INLINE Sum16 widened(const int8_t *w) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)w)); }
-INLINE Sum16 halves(const int16_t *x) { return _mm512_loadu_si512(x); }
-#if defined(__AVX512VNNI__)
-INLINE Sum16 add_pairs(Sum16 sum, Sum16 x, Sum16 w) { return _mm512_dpwssd_epi32(sum, x, w); }
-#else
-INLINE Sum16 add_pairs(Sum16 sum, Sum16 x, Sum16 w) { return _mm512_add_epi32(sum, _mm512_madd_epi16(x, w)); }
-#endif
-#define NO_SUM _mm512_setzero_si512()
-INLINE int64_t sum_of(Sum16 x) {
-  const __m512i low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(x)), high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(x, 1));
-  return _mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
-}
-#elif defined(__AVX2__)
-#define STEP 16
-typedef __m256i Sum16;
-INLINE Sum16 widened(const int8_t *w) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w)); }
-INLINE Sum16 halves(const int16_t *x) { return _mm256_loadu_si256((const __m256i *)x); }
-INLINE Sum16 add_pairs(Sum16 sum, Sum16 x, Sum16 w) { return _mm256_add_epi32(sum, _mm256_madd_epi16(x, w)); }
-#define NO_SUM _mm256_setzero_si256()
-INLINE int64_t sum_of(Sum16 x) {
-  int32_t lanes[8];
-  int64_t sum = 0;
-  _mm256_storeu_si256((__m256i *)lanes, x);
-  for (int i = 0; i < 8; i++) sum += lanes[i];
-  return sum;
-}
-#else
-#define STEP 8
-typedef int32_t Sum16 __attribute__((vector_size(32)));
-typedef int16_t Halves __attribute__((vector_size(16)));
-typedef int8_t Bytes __attribute__((vector_size(8)));
-INLINE Sum16 widened(const int8_t *w) {
-  Bytes bytes;
-  memcpy(&bytes, w, sizeof bytes);
-  return __builtin_convertvector(bytes, Sum16);
-}
-INLINE Sum16 halves(const int16_t *x) {
-  Halves found;
-  memcpy(&found, x, sizeof found);
-  return __builtin_convertvector(found, Sum16);
-}
-INLINE Sum16 add_pairs(Sum16 sum, Sum16 x, Sum16 w) { return sum + x * w; }
-#define NO_SUM ((Sum16){0})
-INLINE int64_t sum_of(Sum16 x) {
-  int64_t sum = 0;
-  for (int i = 0; i < STEP; i++) sum += x[i];
-  return sum;
-}
-#endif
-#if STEP == 8
-#undef CHUNK
-#define CHUNK 8192 /* without pairs a lane adds up every eighth product: 2^31 / (16383 * 127) of them */
-#endif
+#define STEP (2 * WIDTH) /* inputs of a register */
 
-/* Sums of `rows` x `outs` products, both constants where this is inlined; a row of weights ends after `in` bytes, x has zeros. */
+/* sums [rows, LINE] = products of `rows` with `outs` rows of weights, both constants where this is inlined. */
 INLINE void integer_tile(int rows, int outs, const int16_t *x, int64_t stride, const int8_t *w, int64_t in, int64_t *sums) {
-  for (int i = 0; i < rows * outs; i++) sums[i] = 0;
   for (int64_t first = 0; first < in; first += CHUNK) {
-    const int64_t end = MIN(first + CHUNK, in), whole = first + (end - first) / STEP * STEP;
-    Sum16 sum[16];
-    for (int i = 0; i < rows * outs; i++) sum[i] = NO_SUM;
-    for (int64_t at = first; at < whole; at += STEP) {
-      Sum16 of_x[4];
-      for (int r = 0; r < rows; r++) of_x[r] = halves(x + r * stride + at);
-      for (int o = 0; o < outs; o++) {
-        const Sum16 of_w = widened(w + o * in + at);
-        for (int r = 0; r < rows; r++) sum[r * outs + o] = add_pairs(sum[r * outs + o], of_x[r], of_w);
+    const int64_t end = MIN(first + CHUNK, in);
+    vi sum[MOST_SUMS];
+#pragma GCC unroll 24
+    for (int i = 0; i < MOST_SUMS; i++) sum[i] = (vi){0};
+    for (int64_t at = first; at < end; at += STEP) {
+      vi weights[MOST_OUTS];
+      if (at + STEP <= end) {
+#pragma GCC unroll 8
+        for (int o = 0; o < outs; o++) weights[o] = widen_pairs(w + o * in + at);
+      } else {
+        for (int o = 0; o < outs; o++) {
+          int8_t last[STEP] = {0};
+          memcpy(last, w + o * in + at, (size_t)(end - at));
+          weights[o] = widen_pairs(last);
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++) {
+        vi of_row;
+        memcpy(&of_row, x + r * stride + at, sizeof of_row);
+#pragma GCC unroll 8
+        for (int o = 0; o < outs; o++) sum[r * outs + o] = add_pairs(sum[r * outs + o], of_row, weights[o]);
       }
     }
-    for (int i = 0; i < rows * outs; i++) sums[i] += sum_of(sum[i]);
-    for (int64_t at = whole; at < end; at++)
-      for (int r = 0; r < rows; r++)
-        for (int o = 0; o < outs; o++) sums[r * outs + o] += x[r * stride + at] * w[o * in + at];
+    int32_t found[MOST_SUMS];
+#pragma GCC unroll 3
+    for (int i = 0; i < rows * outs; i += 8) int_sums_of_8(sum + i, found + i);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+      for (int o = 0; o < outs; o++) sums[r * LINE + o] = (first ? sums[r * LINE + o] : 0) + found[r * outs + o];
   }
 }
 
-/* y [outs] = the sums of row `r`, shifted by 8 already, times its scale and those of the outputs. */
-static void finish(const Integers *p, const int32_t *total, int64_t r, const int32_t *mantissa, const int32_t *exponent, int32_t *y,
-                   int64_t outs) {
-  const int32_t m = p->mantissa[r], e = p->exponent[r] + 15 + 8 + FRACTION;
-  if (is_lost(p->exponent[r])) {
-    for (int64_t i = 0; i < outs; i++) y[i] = LIMIT;
-    return;
-  }
-  for (int64_t i = 0; i < outs; i++) {
-    const int32_t of_both = (m * mantissa[i] + (1 << 14)) >> 15, shift = MIN(MAX(-(e + exponent[i]), -15), 47);
-    const int64_t product = (int64_t)total[i] * of_both, up = MAX(-shift, 0), down = MAX(shift, 0);
-    const int64_t found = ((product << up) + (((int64_t)1 << down) >> 1)) >> down;
-    y[i] = (int32_t)MIN(MAX(found, -LIMIT), LIMIT);
+/* sums [rows, LINE] = products of one to four rows with up to LINE rows of weights. */
+static void integer_sums(int64_t rows, const int16_t *x, int64_t stride, const int8_t *w, int64_t in, int64_t outs, int64_t *sums) {
+  int64_t o = 0;
+#define TILES(ROWS, OUTS) \
+  for (; o + (OUTS) <= outs; o += (OUTS)) integer_tile(ROWS, OUTS, x, stride, w + o * in, in, sums + o)
+  if (rows == 1) TILES(1, TWO_ROW_OUTS);
+  if (rows == 2) TILES(2, TWO_ROW_OUTS);
+  if (rows == 3) TILES(3, MANY_ROW_OUTS);
+  if (rows == 4) TILES(4, MANY_ROW_OUTS);
+#undef TILES
+  for (; o < outs; o++)
+    for (int64_t r = 0; r < rows; r++) integer_tile(1, 1, x + r * stride, stride, w + o * in, in, sums + r * LINE + o);
+}
+
+/* Mantissas and exponents of a line of outputs, of which `num` are there. */
+typedef struct {
+  int32_t mantissa[LINE], exponent[LINE];
+  int64_t num;
+} Outputs;
+
+/* y = the sums of row `r`, shifted by 8 already, times its scale and those of the outputs. */
+INLINE void finish(const Integers *p, int64_t r, const Outputs *outputs, const int32_t *total, int32_t *y) {
+  const int32_t m = p->mantissa[r], e = p->exponent[r] + 15 + 8 + FRACTION, lost = is_lost(p->exponent[r]);
+  int32_t of_both[LINE], shift[LINE], found[LINE];
+  for (int i = 0; i < LINE; i++) of_both[i] = (m * outputs->mantissa[i] + (1 << 14)) >> 15;
+  for (int i = 0; i < LINE; i++) shift[i] = -(e + outputs->exponent[i]);
+  scale_line(total, of_both, shift, found);
+  for (int i = 0; i < LINE; i++) found[i] = lost ? LIMIT : found[i];
+  store_line(found, outputs->num, y);
+}
+
+/* Rows `first .. end - 1` of a line of outputs. */
+static void integer_line(const Integers *p, const int8_t *w, const Outputs *outputs, int64_t first, int64_t end, int32_t *y,
+                         int64_t out) {
+  for (int64_t r = first; r < end; r += 4) {
+    const int64_t rows = MIN(4, end - r);
+    int64_t sums[4 * LINE];
+    integer_sums(rows, p->x + r * p->stride, p->stride, w, p->in, outputs->num, sums);
+    for (int64_t j = 0; j < rows; j++) {
+      int32_t total[LINE];
+      for (int i = 0; i < LINE; i++) total[i] = i < outputs->num ? (int32_t)((sums[j * LINE + i] + 128) >> 8) : 0;
+      finish(p, r + j, outputs, total, y + (r + j) * out);
+    }
   }
 }
 
 #if defined(AMX)
-/* By matrix tiles: 15 bits are two numbers of 8, `x == 256 * high + low`, and the sum of their products is that of two sums. A tile
-   of x has 16 groups of 4 bytes of 16 rows, and tiles of high and low follow each other:
-
-       [rows / 16, steps of 64 inputs, high and low, 16 groups, 16 rows, 4 bytes] */
-static char *arranged(const int16_t *x, int64_t rows, int64_t in, int64_t stride) {
-  const int64_t steps = (in + STEP_BYTES - 1) / STEP_BYTES, row_tiles = (rows + SIDE - 1) / SIDE;
-  char *tiles = aligned_alloc(STEP_BYTES, (size_t)(row_tiles * steps * 2 * TILE_BYTES));
-  if (!tiles) return NULL;
-  memset(tiles, 0, (size_t)(row_tiles * steps * 2 * TILE_BYTES));
-  for (int64_t r = 0; r < rows; r++) {
-    char *to = tiles + r / SIDE * steps * 2 * TILE_BYTES + r % SIDE * 4;
-    for (int64_t i = 0; i < in; i += 4) { /* x has zeros behind the last input, up to a multiple of 32 */
-      char *of_group = to + i / STEP_BYTES * 2 * TILE_BYTES + i % STEP_BYTES * (STEP_BYTES / 4);
-      for (int n = 0; n < 4; n++) {
-        const int value = x[r * stride + i + n], high = (value + 128) >> 8;
-        of_group[n] = (char)high;
-        of_group[TILE_BYTES + n] = (char)(value - 256 * high);
+/* The same by matrix tiles, for two lines: 15 bits are two numbers of 8, and the sum of their products is that of two sums. */
+static void integer_tiles(const Integers *p, const int8_t *w, const Outputs *lines, int64_t first, int64_t end, int32_t *y,
+                          int64_t out) {
+  const int64_t steps = (p->in + STEP_BYTES - 1) / STEP_BYTES, two = lines[1].num > 0;
+  const Product weights = {.weight = (const char *)w, .row_bytes = p->in, .out = lines[0].num + lines[1].num};
+  for (int64_t r = first; r < end; r += SIDE) {
+    char copies[2][TILE_BYTES] __attribute__((aligned(STEP_BYTES)));
+    int32_t sums[4][SIDE * SIDE] __attribute__((aligned(STEP_BYTES)));
+    const char *high = p->tiles[0] + r / SIDE * steps * TILE_BYTES, *low = p->tiles[1] + r / SIDE * steps * TILE_BYTES;
+    int64_t stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < steps; step++, high += TILE_BYTES, low += TILE_BYTES) {
+      const char *of_line = weights_at(&weights, 0, step, copies[0], &stride);
+      _tile_loadd(4, of_line, stride);
+      _tile_loadd(6, high, STEP_BYTES);
+      _tile_loadd(7, low, STEP_BYTES);
+      _tile_dpbssd(0, 4, 6);
+      _tile_dpbssd(1, 4, 7);
+      if (!two) continue;
+      of_line = weights_at(&weights, SIDE, step, copies[1], &stride);
+      _tile_loadd(5, of_line, stride);
+      _tile_dpbssd(2, 5, 6);
+      _tile_dpbssd(3, 5, 7);
+    }
+    _tile_stored(0, sums[0], STEP_BYTES);
+    _tile_stored(1, sums[1], STEP_BYTES);
+    _tile_stored(2, sums[2], STEP_BYTES);
+    _tile_stored(3, sums[3], STEP_BYTES);
+    for (int line = 0; line < 1 + two; line++) {
+      __m512i total[SIDE];
+      for (int i = 0; i < SIDE; i++) {
+        const __m512i of_high = _mm512_load_si512(sums[2 * line] + i * SIDE), of_low = _mm512_load_si512(sums[2 * line + 1] + i * SIDE);
+        total[i] = _mm512_add_epi32(of_high, _mm512_srai_epi32(_mm512_add_epi32(of_low, _mm512_set1_epi32(128)), 8));
       }
+      transpose(total);
+      for (int64_t j = r; j < MIN(r + SIDE, end); j++)
+        finish(p, j, lines + line, (const int32_t *)(total + j - r), y + j * out + line * LINE);
     }
   }
-  return tiles;
-}
-
-INLINE const void *tile_of_weights(const int8_t *w, int64_t in, int64_t out, int64_t o, int64_t step, char *copy, int64_t *stride) {
-  const int64_t there = MIN(in - step * STEP_BYTES, STEP_BYTES), outs = MIN(out - o, SIDE);
-  const int8_t *from = w + o * in + step * STEP_BYTES;
-  *stride = in;
-  if (there == STEP_BYTES && outs == SIDE) return from;
-  memset(copy, 0, TILE_BYTES);
-  for (int64_t i = 0; i < outs; i++) memcpy(copy + i * STEP_BYTES, from + i * in, (size_t)there);
-  *stride = STEP_BYTES;
-  return copy;
-}
-
-static void integer_tiles(const Integers *p, const int8_t *w, const int32_t *mantissa, const int32_t *exponent, int32_t *y,
-                          int64_t first, int64_t end, int64_t out) {
-  const int64_t steps = (p->in + STEP_BYTES - 1) / STEP_BYTES;
-  Shapes before;
-  begin_tiles(&before);
-  for (int64_t o = first; o < end; o += 2 * SIDE)
-    for (int64_t r = 0; r < p->rows; r += SIDE) {
-      char copies[2][TILE_BYTES] __attribute__((aligned(STEP_BYTES)));
-      int32_t sums[4][SIDE * SIDE] __attribute__((aligned(STEP_BYTES)));
-      const char *x = p->tiles + r / SIDE * steps * 2 * TILE_BYTES;
-      const int two = o + SIDE < end;
-      int64_t stride;
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int64_t step = 0; step < steps; step++, x += 2 * TILE_BYTES) {
-        const void *of_first = tile_of_weights(w, p->in, out, o, step, copies[0], &stride);
-        _tile_loadd(4, of_first, stride);
-        _tile_loadd(6, x, STEP_BYTES);
-        _tile_loadd(7, x + TILE_BYTES, STEP_BYTES);
-        _tile_dpbssd(0, 4, 6);
-        _tile_dpbssd(1, 4, 7);
-        if (!two) continue;
-        const void *of_second = tile_of_weights(w, p->in, out, o + SIDE, step, copies[1], &stride);
-        _tile_loadd(5, of_second, stride);
-        _tile_dpbssd(2, 5, 6);
-        _tile_dpbssd(3, 5, 7);
-      }
-      _tile_stored(0, sums[0], STEP_BYTES);
-      _tile_stored(1, sums[1], STEP_BYTES);
-      _tile_stored(2, sums[2], STEP_BYTES);
-      _tile_stored(3, sums[3], STEP_BYTES);
-      const int64_t outs = MIN(end - o, 2 * SIDE), rows = MIN(p->rows - r, SIDE);
-      for (int tile = 0; tile < 1 + two; tile++) {
-        __m512i total[SIDE];
-        for (int i = 0; i < SIDE; i++) {
-          const __m512i high = _mm512_load_si512(sums[2 * tile] + i * SIDE), low = _mm512_load_si512(sums[2 * tile + 1] + i * SIDE);
-          total[i] = _mm512_add_epi32(high, _mm512_srai_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(128)), 8));
-        }
-        transpose(total);
-        const int64_t at = o + tile * SIDE, num = MIN(outs - tile * SIDE, SIDE);
-        for (int64_t j = 0; j < rows; j++)
-          finish(p, (const int32_t *)(total + j), r + j, mantissa + at, exponent + at, y + (r + j) * out + at, num);
-      }
-    }
-  end_tiles(&before);
 }
 #endif
 
+INLINE int64_t items_of(const Integers *p, const XLA_FFI_Buffer *weight) {
+  return (weight->dims[0] + p->outs_of_item - 1) / p->outs_of_item;
+}
+
+/* Some outputs of one weight for all rows, block after block of them. */
 static void run_integer_product(const void *task, int64_t item) {
   const Integers *p = task;
-  int64_t which = 0, first = item * p->outs_of_item;
-  while (first >= (p->weights[3 * which]->dims[0] + p->outs_of_item - 1) / p->outs_of_item * p->outs_of_item) {
-    first -= (p->weights[3 * which]->dims[0] + p->outs_of_item - 1) / p->outs_of_item * p->outs_of_item;
-    which++;
-  }
-  const XLA_FFI_Buffer *weight = p->weights[3 * which];
-  const int64_t out = weight->dims[0], end = MIN(first + p->outs_of_item, out);
-  const int8_t *w = weight->data;
-  const int32_t *mantissa = p->weights[3 * which + 1]->data, *exponent = p->weights[3 * which + 2]->data;
-  int32_t *y = p->results[which]->data;
+  XLA_FFI_Buffer **weight = p->weights, **result = p->results;
+  for (int64_t items; item >= (items = items_of(p, weight[0])); item -= items, weight += 3) result++;
+  const int64_t out = weight[0]->dims[0], start = item * p->outs_of_item, stop = MIN(start + p->outs_of_item, out);
+  const int32_t *mantissa = weight[1]->data, *exponent = weight[2]->data;
 #if defined(AMX)
-  if (p->tiles) {
-    integer_tiles(p, w, mantissa, exponent, y, first, end, out);
-    return;
-  }
+  Shapes before;
+  if (p->tiles[0]) begin_tiles(&before);
 #endif
-  for (int64_t o = first; o < end; o += 4)
-    for (int64_t r = 0; r < p->rows; r += 4) {
-      const int outs = (int)MIN(4, end - o), rows = (int)MIN(4, p->rows - r);
-      int64_t sums[16];
-      const int16_t *x = p->x + r * p->stride;
-      if (rows == 4 && outs == 4)
-        integer_tile(4, 4, x, p->stride, w + o * p->in, p->in, sums);
-      else if (rows == 1 && outs == 4)
-        integer_tile(1, 4, x, p->stride, w + o * p->in, p->in, sums);
-      else
-        for (int j = 0; j < rows; j++)
-          for (int i = 0; i < outs; i++) integer_tile(1, 1, x + j * p->stride, p->stride, w + (o + i) * p->in, p->in, sums + j * outs + i);
-      for (int j = 0; j < rows; j++) {
-        int32_t total[4];
-        for (int i = 0; i < outs; i++) total[i] = (int32_t)rounded_shift(sums[j * outs + i], 8);
-        finish(p, total, r + j, mantissa + o, exponent + o, y + (r + j) * out + o, outs);
+  for (int64_t first = 0; first < p->rows; first += ROW_BLOCK)
+    for (int64_t o = start; o < stop; o += 2 * LINE) {
+      const int64_t end = MIN(first + ROW_BLOCK, p->rows);
+      const int8_t *w = (const int8_t *)weight[0]->data + o * p->in;
+      int32_t *y = (int32_t *)result[0]->data + o;
+      Outputs lines[2];
+      for (int i = 0; i < 2; i++) {
+        const int64_t at = MIN(o + i * LINE, stop), num = MIN(LINE, stop - at);
+        lines[i].num = num;
+        load_line(mantissa + at, num, lines[i].mantissa);
+        load_line(exponent + at, num, lines[i].exponent);
       }
+#if defined(AMX)
+      if (p->tiles[0]) {
+        integer_tiles(p, w, lines, first, end, y, out);
+        continue;
+      }
+#endif
+      for (int i = 0; i < 2 && lines[i].num; i++) integer_line(p, w + i * LINE * p->in, lines + i, first, end, y + i * LINE, out);
     }
+#if defined(AMX)
+  if (p->tiles[0]) end_tiles(&before);
+#endif
+}
+
+/* One row as int16, and for matrix tiles as two words. */
+static void run_splitting(const void *task, int64_t r) {
+  const Integers *p = task;
+  const int32_t *from = p->values + r * p->in;
+  int16_t *x = p->x + r * p->stride;
+  for (int64_t i = 0; i < p->in; i++) x[i] = (int16_t)from[i];
+  for (int64_t i = p->in; i < p->stride; i++) x[i] = 0;
+  if (!p->words[0]) return;
+  int8_t *high = p->words[0] + r * p->stride, *low = p->words[1] + r * p->stride;
+  for (int64_t i = 0; i < p->stride; i++) {
+    high[i] = (int8_t)((x[i] + 128) >> 8);
+    low[i] = (int8_t)x[i];
+  }
 }
 
 /* (values int32 [rows, in], mantissa [rows], exponent [rows], then of each weight int8 [out, in], mantissa [out], exponent [out])
@@ -293,32 +305,40 @@ static void run_integer_product(const void *task, int64_t item) {
 XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  const int64_t rows = args[0]->dims[0], in = args[0]->dims[1], stride = (in + 31) / 32 * 32;
+  const int64_t rows = args[0]->dims[0], in = args[0]->dims[1], stride = (in + STEP - 1) / STEP * STEP + STEP;
   if (frame->args.size != 3 + 3 * frame->rets.size) return fail(frame, "detspec_integer_product: wrong number of arguments");
-  int16_t *x = malloc(sizeof *x * (size_t)MAX(rows * stride, 1));
-  if (!x) return fail(frame, "detspec_integer_product: out of memory");
-  for (int64_t r = 0; r < rows; r++) {
-    const int32_t *from = (const int32_t *)args[0]->data + r * in;
-    for (int64_t i = 0; i < in; i++) x[r * stride + i] = (int16_t)from[i];
-    for (int64_t i = in; i < stride; i++) x[r * stride + i] = 0;
-  }
-  char *tiles = NULL;
+  Integers task = {args[0]->data, args[1]->data, args[2]->data, .rows = rows, .in = in, .stride = stride, .weights = args + 3, .results = rets};
+  int64_t outs = 0, items = 0;
+  for (int64_t i = 0; i < frame->rets.size; i++) outs += args[3 + 3 * i]->dims[0];
+  const int shared = rows * in * outs >= ALONE;
+  const int64_t fair = outs / (ITEMS_OF_THREAD * (shared ? threads_of(frame) : 1)), fits = BLOCK_BYTES / MAX(in, 1);
+  task.outs_of_item = MAX(MIN(fits, fair) / (2 * LINE) * (2 * LINE), 2 * LINE);
+  for (int64_t i = 0; i < frame->rets.size; i++) items += items_of(&task, args[3 + 3 * i]);
+  const int64_t numbers = rows * stride;
 #if defined(AMX)
-  if (rows > MANY_ROWS && !(tiles = arranged(x, rows, in, stride))) {
-    free(x);
-    return fail(frame, "detspec_integer_product: out of memory");
+  const Given given = {.x = args[0], .rows = rows, .k = 1, .experts = 1};
+  const Sorted sorted = rows > MANY_ROWS ? sort_rows(&given, SIDE) : (Sorted){.size = 0};
+  const int64_t steps = (in + STEP_BYTES - 1) / STEP_BYTES, tile_bytes = gathered_bytes(sorted.size, steps);
+#else
+  const int64_t tile_bytes = 0;
+#endif
+  char *memory = aligned_alloc(STEP_BYTES, 2 * whole_steps(tile_bytes) + whole_steps(4 * numbers));
+  if (!memory) return fail(frame, "detspec_integer_product: out of memory");
+  task.x = (int16_t *)(memory + 2 * tile_bytes);
+#if defined(AMX)
+  for (int word = 0; word < 2 && sorted.at; word++) {
+    task.words[word] = (int8_t *)(task.x + numbers) + word * numbers;
+    task.tiles[word] = memory + word * tile_bytes;
   }
 #endif
-  const int64_t outs_of_item = MAX(32, MIN(256, (1 << 17) / MAX(in, 1) / 32 * 32));
-  int64_t items = 0, all_outs = 0;
-  for (int64_t i = 0; i < frame->rets.size; i++) {
-    items += (args[3 + 3 * i]->dims[0] + outs_of_item - 1) / outs_of_item;
-    all_outs += args[3 + 3 * i]->dims[0];
-  }
-  const Integers task = {x, tiles, args[1]->data, args[2]->data, rows, in, stride, args + 3, rets, frame->rets.size, outs_of_item};
-  run_items(frame, rows * in * all_outs >= ALONE, items, run_integer_product, &task);
-  free(tiles);
-  free(x);
+  run_items(frame, rows * in >= ALONE, rows, run_splitting, &task);
+#if defined(AMX)
+  for (int word = 0; word < 2 && sorted.at; word++)
+    gather(frame, &(Gathering){(char *)task.words[word], task.tiles[word], &sorted, 1, in, stride, steps});
+  free(sorted.at);
+#endif
+  run_items(frame, shared, items, run_integer_product, &task);
+  free(memory);
   return NULL;
 }
 
@@ -361,16 +381,14 @@ static void run_integer_gate(const void *task, int64_t row) {
   int32_t *values = t->values + row * n;
   const int32_t of_up = largest_of(up, n);
   const int of_second = MAX(bit_length((uint64_t)of_up) - 15, 0);
-  int lost = of_up >= LIMIT;
+  const int lost = of_up >= LIMIT || largest_of(gate, n) >= LIMIT;
   for (int64_t i = 0; i < n; i++) {
-    const int32_t size = gate[i] < 0 ? -gate[i] : gate[i];
-    lost |= size >= LIMIT;
-    int shift;
-    const int32_t a = power_of((int32_t)(((int64_t)MIN(size, 1 << 26) * LOG2_E + (1 << 13)) >> 14), &shift);
-    const int32_t below = (1 << 15) + (int32_t)rounded_shift(a, shift);
-    int32_t share = (1 << 30) / below;
-    share = gate[i] >= 0 ? share : (1 << 15) - share;
-    values[i] = (int32_t)clip(((int64_t)gate[i] * share + (1 << 14)) >> 15, LIMIT);
+    const int32_t size = MIN(gate[i] < 0 ? -gate[i] : gate[i], 1 << 26);
+    int32_t shift;
+    const int32_t a = power_of((size >> 14) * LOG2_E + (((size & 0x3fff) * LOG2_E + (1 << 13)) >> 14), &shift);
+    const int32_t of_positive = inverse_of((1 << 15) + ((a + (int32_t)((1u << shift) >> 1)) >> shift));
+    const int32_t share = gate[i] >= 0 ? of_positive : (1 << 15) - of_positive;
+    values[i] = (gate[i] >> 15) * share + (((gate[i] & 0x7fff) * share + (1 << 14)) >> 15);
   }
   const int of_first = narrow(values, n, 15, values);
   for (int64_t i = 0; i < n; i++) values[i] *= narrowed(up[i], of_second, 15);
@@ -418,6 +436,8 @@ XLA_FFI_Error *detspec_integer_gate(XLA_FFI_CallFrame *frame) {
 /* ---- attention ---- */
 
 #define MOST_HEAD 512
+#define MOST_PAGE 1000 /* slots whose weighted values 32 bits can add up: 2^31 / (16513 * 127) */
+#define NO_SCORE (-(1 << 30))
 
 typedef struct {
   const int32_t *q, *q_mantissa, *q_exponent; /* [G * W, N, H], [G * W, N] */
@@ -425,70 +445,180 @@ typedef struct {
   const int32_t *k_scale, *v_scale;           /* [pages, K, page]: mantissa + 2^16 * exponent */
   const int32_t *tables, *positions;          /* [G, max_pages], [G, W] */
   int32_t *y;                                 /* [G * W, N, H] */
-  int32_t *scores;                            /* [G * K, longest], of one query at a time */
-  int64_t longest, windows, window, heads, kv_heads, head_dim, page, max_pages, sliding, score_mantissa, score_exponent;
+  int32_t *scores;                            /* [items, TILE, stride] */
+  int64_t stride, blocks, windows, window, heads, kv_heads, head_dim, page, max_pages, sliding, score_mantissa, score_exponent;
 } IntegerAttention;
 
-static void attend_one(const IntegerAttention *a, int64_t g, int64_t row, int64_t head, int64_t position, int32_t *scores) {
-  const int64_t H = a->head_dim, kv = head / (a->heads / a->kv_heads), place = row * a->heads + head;
-  const int64_t start = a->sliding ? MAX(position - a->sliding + 1, 0) : 0;
-  const int32_t *tables = a->tables + g * a->max_pages;
-  const int64_t exponent = a->q_exponent[place] + a->score_exponent;
-  const int64_t of_query = rounded_shift(a->q_mantissa[place] * a->score_mantissa, 15);
-  int16_t q[MOST_HEAD];
-  for (int64_t h = 0; h < H; h++) q[h] = (int16_t)a->q[place * H + h];
-  int32_t largest = INT32_MIN, highest = INT32_MIN;
-  int lost = is_lost(a->q_exponent[place]);
-  for (int64_t j = start; j <= position; j++) {
-    const int64_t slot = (tables[j / a->page] * a->kv_heads + kv) * a->page + j % a->page;
-    const int8_t *k = a->k + slot * H;
-    int32_t total = 0;
-    for (int64_t h = 0; h < H; h++) total += q[h] * k[h];
-    const int32_t scale = a->k_scale[slot], of_value = a->v_scale[slot] >> 16, of_key = scale >> 16;
-    const int64_t mantissa = rounded_shift(of_query * (scale & 0xffff), 15);
-    scores[j - start] = (int32_t)scaled_by(total, mantissa, -(exponent + of_key + 30 + FRACTION));
-    largest = MAX(largest, scores[j - start]);
-    highest = MAX(highest, of_value);
-    lost |= is_lost(of_key) | is_lost(of_value);
+/* One head of one position, and what it has seen: its largest score, the highest exponents of keys and values, and the sum of its
+   probabilities. */
+typedef struct {
+  int64_t place, total;
+  int32_t position, start, mantissa, exponent, largest, of_keys, of_values;
+} Query;
+
+/* Turns the products of a query with `num` keys, the first at position `at`, into scores; those out of sight have NO_SCORE. */
+static void score_line(Query *query, const int64_t *products, const int32_t *k_scale, const int32_t *v_scale, int64_t at, int64_t num,
+                       int32_t *scores) {
+  const int32_t first = (int32_t)(query->start - at), last = (int32_t)MIN(query->position - at, num - 1);
+  int32_t of_keys[LINE], of_values[LINE], x[LINE], m[LINE], r[LINE], found[LINE];
+  load_line(k_scale, num, of_keys);
+  load_line(v_scale, num, of_values);
+  for (int i = 0; i < LINE; i++) {
+    x[i] = (int32_t)products[i];
+    m[i] = (query->mantissa * (of_keys[i] & 0xffff) + (1 << 14)) >> 15;
+    r[i] = i >= first && i <= last ? -(query->exponent + (of_keys[i] >> 16)) : 47;
   }
-  int64_t sums[MOST_HEAD] = {0}, of_all = 0;
-  for (int64_t j = start; j <= position;) {
-    const int64_t end = MIN(position + 1, (j / a->page + 1) * a->page);
-    int32_t of_page[MOST_HEAD];
-    for (int64_t h = 0; h < H; h++) of_page[h] = 0;
-    for (; j < end; j++) {
-      const int64_t slot = (tables[j / a->page] * a->kv_heads + kv) * a->page + j % a->page;
-      int shift;
-      const int32_t power = power_of(largest - scores[j - start], &shift);
-      const int64_t p = rounded_shift(power, shift + 1);
-      const int32_t scale = a->v_scale[slot];
-      const int32_t weight = (int32_t)rounded_shift(p * (scale & 0xffff), MIN(15 + highest - (scale >> 16), 31));
-      of_all += p;
-      if (!weight) continue;
-      const int8_t *v = a->v + slot * H;
-      for (int64_t h = 0; h < H; h++) of_page[h] += weight * v[h];
-    }
-    for (int64_t h = 0; h < H; h++) sums[h] += of_page[h];
-  }
-  const int fall = bit_length((uint64_t)of_all) - 15;
-  const int64_t inverse = (1 << 29) / rounded_shift(of_all, fall);
-  for (int64_t h = 0; h < H; h++) {
-    const int64_t found = scaled_by(rounded_shift(sums[h], 8), inverse, fall - highest - 10);
-    a->y[place * H + h] = (int32_t)(lost ? LIMIT : found);
+  scale_line(x, m, r, found);
+  for (int i = 0; i < LINE; i++) {
+    const int visible = i >= first && i <= last;
+    scores[i] = visible ? found[i] : NO_SCORE;
+    query->largest = MAX(query->largest, scores[i]);
+    query->of_keys = MAX(query->of_keys, visible ? of_keys[i] >> 16 : -LOST);
+    query->of_values = MAX(query->of_values, visible ? of_values[i] >> 16 : -LOST);
   }
 }
 
+/* Turns `num` scores of a query into what the values are multiplied with, as pairs: that of the odd place is the upper half. */
+static void weigh_line(Query *query, const int32_t *scores, const int32_t *v_scale, int64_t num, int32_t *pairs) {
+  int32_t of_values[LINE], weights[LINE], total = 0;
+  load_line(v_scale, num, of_values);
+  for (int i = 0; i < LINE; i++) {
+    int32_t shift;
+    const int32_t power = power_of(query->largest - scores[i], &shift), down = MIN(shift + 1, 31);
+    const int32_t p = scores[i] == NO_SCORE || i >= num ? 0 : (power + (int32_t)((1u << down) >> 1)) >> down;
+    const int32_t of_value = MIN(MAX(15 + query->of_values - (of_values[i] >> 16), 15), 31);
+    weights[i] = (p * (of_values[i] & 0xffff) + (int32_t)((1u << of_value) >> 1)) >> of_value;
+    total += p;
+  }
+  query->total += total;
+  for (int i = 0; i < LINE / 2; i++) pairs[i] = weights[2 * i] | weights[2 * i + 1] << 16;
+}
+
+/* Adds `registers` of weighted values of `num` slots to sums [rows, H]. */
+INLINE void add_values(int rows, int registers, const int32_t *pairs, const int8_t *v, int64_t num, int64_t H, int64_t *sums) {
+  vi sum[TILE * 2];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows * registers; i++) sum[i] = (vi){0};
+  for (int64_t s = 0; s < num; s += 2) {
+    const int8_t *next = s + 1 < num ? v + H : v; /* the weight of a slot after the last is zero */
+#pragma GCC unroll 2
+    for (int i = 0; i < registers; i++) {
+      const vi two = (widen_bytes(v + i * WIDTH) & 0xffff) | widen_bytes(next + i * WIDTH) << 16;
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++) {
+        vi *of_row = sum + r * registers + i;
+        *of_row = add_pairs(*of_row, (vi){0} + pairs[r * (MOST_PAGE / 2 + LINE) + s / 2], two);
+      }
+    }
+    v += 2 * H;
+  }
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < registers; i++) {
+      int32_t found[WIDTH];
+      memcpy(found, sum + r * registers + i, sizeof found);
+      for (int n = 0; n < WIDTH; n++) sums[r * H + i * WIDTH + n] += found[n];
+    }
+}
+
+/* The same for all of a head. */
+static void add_page(int rows, const int32_t *pairs, const int8_t *v, int64_t num, int64_t H, int64_t *sums) {
+  int64_t h = 0;
+#define ADD(ROWS, COUNT) \
+  for (; rows == (ROWS) && h + (COUNT) * WIDTH <= H; h += (COUNT) * WIDTH) add_values(ROWS, COUNT, pairs, v + h, num, H, sums + h)
+#define ADD_ALL(ROWS) \
+  ADD(ROWS, 2);       \
+  ADD(ROWS, 1)
+  ADD_ALL(1);
+  ADD_ALL(2);
+  ADD_ALL(3);
+  ADD_ALL(4);
+#undef ADD_ALL
+#undef ADD
+  for (; h < H; h++)
+    for (int r = 0; r < rows; r++)
+      for (int64_t s = 0; s < num; s++)
+        sums[r * H + h] += (pairs[r * (MOST_PAGE / 2 + LINE) + s / 2] >> (s % 2 * 16) & 0xffff) * v[s * H + h];
+}
+
+/* `rows` rows from `first` on, of window `g` and KV head `kv`; row `w * group + j` is head `kv * group + j` at position `w`. All
+   scores come first, because probabilities are of the largest. */
+static void attend_in_integers(const IntegerAttention *a, int rows, int64_t g, int64_t kv, int64_t first, int32_t *scores) {
+  const int64_t H = a->head_dim, page = a->page, group = a->heads / a->kv_heads;
+  int16_t q[TILE * MOST_HEAD] = {0};
+  int32_t pairs[TILE * (MOST_PAGE / 2 + LINE)];
+  int64_t sums[TILE * MOST_HEAD] = {0};
+  Query query[TILE];
+  int32_t last = 0, start = INT32_MAX;
+  for (int r = 0; r < rows; r++) {
+    const int64_t row = g * a->window + (first + r) / group, place = row * a->heads + kv * group + (first + r) % group;
+    const int32_t position = a->positions[row];
+    query[r] = (Query){
+        .place = place,
+        .position = position,
+        .start = a->sliding ? MAX(position - (int32_t)a->sliding + 1, 0) : 0,
+        .mantissa = (int32_t)rounded_shift(a->q_mantissa[place] * a->score_mantissa, 15),
+        .exponent = a->q_exponent[place] + (int32_t)a->score_exponent + 30 + FRACTION,
+        .largest = NO_SCORE,
+        .of_keys = -LOST,
+        .of_values = -LOST,
+    };
+    for (int64_t h = 0; h < H; h++) q[r * MOST_HEAD + h] = (int16_t)a->q[place * H + h];
+    last = MAX(last, position);
+    start = MIN(start, query[r].start);
+  }
+  for (int64_t block = start / page; block <= last / page; block++) {
+    const int64_t slot = (a->tables[g * a->max_pages + block] * a->kv_heads + kv) * page;
+    for (int64_t s = 0; s < page; s += LINE) {
+      const int64_t num = MIN(page - s, LINE);
+      int64_t products[TILE * LINE] = {0};
+      integer_sums(rows, q, MOST_HEAD, a->k + (slot + s) * H, H, num, products);
+      for (int r = 0; r < rows; r++)
+        score_line(query + r, products + r * LINE, a->k_scale + slot + s, a->v_scale + slot + s, block * page + s, num,
+                   scores + r * a->stride + block * page + s);
+    }
+  }
+  for (int64_t block = start / page; block <= last / page; block++) {
+    const int64_t slot = (a->tables[g * a->max_pages + block] * a->kv_heads + kv) * page, num = MIN(page, last + 1 - block * page);
+    for (int64_t s = 0; s < num; s += LINE)
+      for (int r = 0; r < rows; r++)
+        weigh_line(query + r, scores + r * a->stride + block * page + s, a->v_scale + slot + s, MIN(page - s, LINE),
+                   pairs + r * (MOST_PAGE / 2 + LINE) + s / 2);
+    add_page(rows, pairs, a->v + slot * H, num, H, sums);
+  }
+  for (int r = 0; r < rows; r++) {
+    const int32_t fall = bit_length((uint64_t)query[r].total) - 15;
+    const int32_t inverse = (1 << 29) / (int32_t)rounded_shift(query[r].total, fall);
+    const int lost = is_lost(a->q_exponent[query[r].place]) || is_lost(query[r].of_keys) || is_lost(query[r].of_values);
+    for (int64_t h = 0; h < H; h += LINE) {
+      int32_t x[LINE], m[LINE], by[LINE], found[LINE];
+      for (int i = 0; i < LINE; i++) {
+        x[i] = (int32_t)((sums[r * H + MIN(h + i, H - 1)] + 128) >> 8);
+        m[i] = inverse;
+        by[i] = fall - query[r].of_values - 10;
+      }
+      scale_line(x, m, by, found);
+      for (int i = 0; i < LINE; i++) found[i] = lost ? LIMIT : found[i];
+      store_line(found, H - h, a->y + query[r].place * H + h);
+    }
+  }
+}
+
+/* Some rows of one window and one KV head. */
 static void run_integer_attention(const void *task, int64_t item) {
   const IntegerAttention *a = task;
-  const int64_t g = item / a->kv_heads, kv = item % a->kv_heads, group = a->heads / a->kv_heads;
-  int32_t *scores = a->scores + item * a->longest;
-  for (int64_t w = 0; w < a->window; w++) {
-    const int64_t row = g * a->window + w, position = a->positions[row];
-    for (int64_t head = kv * group; head < (kv + 1) * group; head++)
-      if (position >= 0)
-        attend_one(a, g, row, head, position, scores);
-      else
-        memset(a->y + (row * a->heads + head) * a->head_dim, 0, sizeof *a->y * (size_t)a->head_dim);
+  const int64_t block = item % a->blocks, kv = item / a->blocks % a->kv_heads, g = item / a->blocks / a->kv_heads;
+  const int64_t group = a->heads / a->kv_heads, end = MIN((block + 1) * ROW_BLOCK, a->window * group);
+  int32_t *scores = a->scores + item * TILE * a->stride;
+  for (int64_t first = block * ROW_BLOCK; first < end;) {
+    int rows = 0;
+    while (rows < TILE && first + rows < end && a->positions[g * a->window + (first + rows) / group] >= 0) rows++;
+    if (rows) attend_in_integers(a, rows, g, kv, first, scores);
+    if (rows < TILE && first + rows < end) {
+      const int64_t place = (g * a->window + (first + rows) / group) * a->heads + kv * group + (first + rows) % group;
+      memset(a->y + place * a->head_dim, 0, sizeof *a->y * (size_t)a->head_dim);
+      rows++;
+    }
+    first += rows;
   }
 }
 
@@ -521,15 +651,18 @@ XLA_FFI_Error *detspec_integer_attention(XLA_FFI_CallFrame *frame) {
       .score_mantissa = *(const int32_t *)attribute(frame, 1),
       .sliding = *(const int32_t *)attribute(frame, 2),
   };
-  if (task.head_dim > MOST_HEAD || task.page > 1000) return fail(frame, "detspec_integer_attention: unsupported arguments");
-  int64_t seen = 0;
+  if (task.head_dim > MOST_HEAD || task.page > MOST_PAGE) return fail(frame, "detspec_integer_attention: unsupported arguments");
+  int64_t seen = 0, longest = 0;
   for (int64_t i = 0; i < task.windows * task.window; i++) {
     seen += MAX(task.positions[i] + 1, 0);
-    task.longest = MAX(task.longest, task.positions[i] + 1);
+    longest = MAX(longest, task.positions[i] + 1);
   }
-  task.scores = malloc(sizeof *task.scores * (size_t)MAX(task.windows * task.kv_heads * task.longest, 1));
+  task.stride = longest + task.page + LINE;
+  task.blocks = (task.window * (task.heads / task.kv_heads) + ROW_BLOCK - 1) / ROW_BLOCK;
+  const int64_t items = task.windows * task.kv_heads * task.blocks;
+  task.scores = malloc(sizeof *task.scores * (size_t)(items * TILE * task.stride));
   if (!task.scores) return fail(frame, "detspec_integer_attention: out of memory");
-  run_items(frame, 2 * seen * task.heads * task.head_dim >= ALONE, task.windows * task.kv_heads, run_integer_attention, &task);
+  run_items(frame, 2 * seen * task.heads * task.head_dim >= ALONE, items, run_integer_attention, &task);
   free(task.scores);
   return NULL;
 }

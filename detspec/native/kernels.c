@@ -1031,32 +1031,48 @@ static void run_rounding(const void *task, int64_t row) {
   for (int n = 0; n < WIDTH; n++) rounding->to.sum[row] += sums[n];
 }
 
-/* NUM_NARROW weights. */
-INLINE vi widen_int8(const char *weight) {
-#if defined(__AVX512VNNI__)
-  return (vi)_mm512_xor_si512(_mm512_loadu_si512(weight), _mm512_set1_epi8((char)0x80));
-#elif defined(__AVX512BW__)
-  return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)weight));
+/* 2 * WIDTH numbers of a byte, as pairs of int16. */
+INLINE vi widen_pairs(const void *p) {
+#if defined(__AVX512BW__)
+  return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256(p));
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-  return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)weight));
+  return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128(p));
 #else
   typedef int8_t v8 __attribute__((vector_size(2 * WIDTH)));
   typedef int16_t v16 __attribute__((vector_size(4 * WIDTH)));
   v8 bytes;
-  memcpy(&bytes, weight, sizeof bytes);
+  memcpy(&bytes, p, sizeof bytes);
   return (vi)__builtin_convertvector(bytes, v16);
 #endif
 }
 
-INLINE vi add_int8_products(vi sum, vi x, vi weights) {
-#if defined(__AVX512VNNI__)
-  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
+/* Adds the products of pairs of int16. */
+INLINE vi add_pairs(vi sum, vi x, vi weights) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+  return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights);
 #elif defined(__AVX512BW__)
   return sum + (vi)_mm512_madd_epi16((__m512i)x, (__m512i)weights);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
   return sum + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)weights);
 #else /* the number at the odd place is the upper half of a lane */
   return sum + (x << 16 >> 16) * (weights << 16 >> 16) + (x >> 16) * (weights >> 16);
+#endif
+}
+
+/* NUM_NARROW weights. */
+INLINE vi widen_int8(const char *weight) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_xor_si512(_mm512_loadu_si512(weight), _mm512_set1_epi8((char)0x80));
+#else
+  return widen_pairs(weight);
+#endif
+}
+
+INLINE vi add_int8_products(vi sum, vi x, vi weights) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
+#else
+  return add_pairs(sum, x, weights);
 #endif
 }
 
