@@ -13,35 +13,33 @@
 #define FRACTION 16
 #define CHUNK 1024 /* inputs whose products 32 bits can add up: 2^31 / (16383 * 127) */
 
+/* A loop over a line. Without the pragma, gcc writes it out sixteen times and makes no vectors of it. */
+#define OF_LINE _Pragma("GCC unroll 1") for (int i = 0; i < LINE; i++)
+
 INLINE int64_t rounded_shift(int64_t x, int64_t r) { return (x + (((int64_t)1 << r) >> 1)) >> r; }
 
 INLINE int bit_length(uint64_t x) { return x ? 64 - __builtin_clzll(x) : 0; }
 
-/* x m / 2^r, rounded half up and cut. The product is held in two words of 16 bits and more, since vectors of 64 bits are slow. */
-INLINE int32_t scaled_by(int32_t x, int32_t m, int32_t r) {
-  const uint32_t of_low = (uint32_t)(x & 0xffff) * (uint32_t)m;
-  const int32_t high = (x >> 16) * m + (int32_t)(of_low >> 16), low = (int32_t)(of_low & 0xffff);
-  const int32_t down = MIN(MAX(r, 0), 47), up = MIN(MAX(-r, 0), 15), raised = MIN(MAX(16 - r, 0), 31);
-  const int32_t of_high = (int32_t)((uint32_t)high << raised), fits = of_high >> raised == high;
-  const int32_t of_low_word = (int32_t)((uint32_t)low << up) >> MIN(down, 31);
-  const int32_t of_half = down > 16 ? high >> MAX(down - 17, 0) : low >> MIN(MAX(down - 1, 0), 31);
-  int32_t found = (of_high >> MAX(down - 16, 0)) | of_low_word;
-  found = MIN(MAX(found, -LIMIT - 1), LIMIT) + (down > 0 ? of_half & 1 : 0);
-  found = MIN(MAX(found, -LIMIT), LIMIT);
-  return fits ? found : high < 0 ? -LIMIT : LIMIT;
+/* x m / 2^r, rounded half up and cut. */
+INLINE int32_t scaled_by(int64_t x, int64_t m, int64_t r) {
+  const int64_t up = MIN(MAX(-r, 0), 15), down = MIN(MAX(r, 0), 47);
+  return (int32_t)MIN(MAX(rounded_shift(x * m * ((int64_t)1 << up), down), -LIMIT), LIMIT);
 }
 
-/* y = `scaled_by` of LINE numbers. Where all r are above 16, as they mostly are, floor(x m / 2^16) is enough. */
+/* y = `scaled_by` of LINE numbers. Vectors of 64 bits are slow, so a product is 2^16 high + low; where one might leave 31 bits, or r
+   is below 1, which is rare, the line is computed number by number. */
 INLINE void scale_line(const int32_t *x, const int32_t *m, const int32_t *r, int32_t *y) {
-  int32_t least = r[0];
-  for (int i = 0; i < LINE; i++) least = MIN(least, r[i]);
-  if (least > 16)
-    for (int i = 0; i < LINE; i++) {
-      const int32_t high = (x[i] >> 16) * m[i] + (int32_t)((uint32_t)(x[i] & 0xffff) * (uint32_t)m[i] >> 16);
-      const int32_t down = MIN(r[i], 47) - 16;
-      y[i] = (high + (1 << (down - 1))) >> down;
-    }
-  else
+  int32_t rare = 0;
+  OF_LINE {
+    const uint32_t of_low = (uint32_t)(x[i] & 0xffff) * (uint32_t)m[i];
+    const int32_t high = (x[i] >> 16) * m[i] + (int32_t)(of_low >> 16), low = (int32_t)(of_low & 0xffff);
+    const int32_t by = MIN(MAX(r[i], 1), 47), up = MAX(16 - by, 0), down = MAX(by - 16, 0);
+    const int32_t of_high = (int32_t)((uint32_t)(high + ((1 << down) >> 1)) << up) >> down;
+    const int32_t found = of_high + ((low + ((1 << MIN(by, 16)) >> 1)) >> MIN(by, 31));
+    rare |= (r[i] < 1) | ((int32_t)((uint32_t)high << (up + 1)) >> (up + 1) != high);
+    y[i] = MIN(MAX(found, -LIMIT), LIMIT);
+  }
+  if (rare)
     for (int i = 0; i < LINE; i++) y[i] = scaled_by(x[i], m[i], r[i]);
 }
 
@@ -51,7 +49,7 @@ INLINE void load_line(const int32_t *from, int64_t num, int32_t *line) {
     memcpy(line, from, sizeof(int32_t) * LINE);
     return;
   }
-  for (int i = 0; i < LINE; i++) line[i] = i < num ? from[i] : 0;
+  OF_LINE line[i] = i < num ? from[i] : 0;
 }
 
 INLINE void store_line(const int32_t *line, int64_t num, int32_t *to) {
@@ -177,10 +175,10 @@ typedef struct {
 INLINE void finish(const Integers *p, int64_t r, const Outputs *outputs, const int32_t *total, int32_t *y) {
   const int32_t m = p->mantissa[r], e = p->exponent[r] + 15 + 8 + FRACTION, lost = is_lost(p->exponent[r]);
   int32_t of_both[LINE], shift[LINE], found[LINE];
-  for (int i = 0; i < LINE; i++) of_both[i] = (m * outputs->mantissa[i] + (1 << 14)) >> 15;
-  for (int i = 0; i < LINE; i++) shift[i] = -(e + outputs->exponent[i]);
+  OF_LINE of_both[i] = (m * outputs->mantissa[i] + (1 << 14)) >> 15;
+  OF_LINE shift[i] = -(e + outputs->exponent[i]);
   scale_line(total, of_both, shift, found);
-  for (int i = 0; i < LINE; i++) found[i] = lost ? LIMIT : found[i];
+  OF_LINE found[i] = lost ? LIMIT : found[i];
   store_line(found, outputs->num, y);
 }
 
@@ -193,7 +191,7 @@ static void integer_line(const Integers *p, const int8_t *w, const Outputs *outp
     integer_sums(rows, p->x + r * p->stride, p->stride, w, p->in, outputs->num, sums);
     for (int64_t j = 0; j < rows; j++) {
       int32_t total[LINE];
-      for (int i = 0; i < LINE; i++) total[i] = i < outputs->num ? (int32_t)((sums[j * LINE + i] + 128) >> 8) : 0;
+      OF_LINE total[i] = i < outputs->num ? (int32_t)((sums[j * LINE + i] + 128) >> 8) : 0;
       finish(p, r + j, outputs, total, y + (r + j) * out);
     }
   }
@@ -460,29 +458,32 @@ typedef struct {
 static void score_line(Query *query, const int64_t *products, const int32_t *k_scale, const int32_t *v_scale, int64_t at, int64_t num,
                        int32_t *scores) {
   const int32_t first = (int32_t)(query->start - at), last = (int32_t)MIN(query->position - at, num - 1);
+  const int32_t mantissa = query->mantissa, exponent = query->exponent;
   int32_t of_keys[LINE], of_values[LINE], x[LINE], m[LINE], r[LINE], found[LINE];
   load_line(k_scale, num, of_keys);
   load_line(v_scale, num, of_values);
-  for (int i = 0; i < LINE; i++) {
-    x[i] = (int32_t)products[i];
-    m[i] = (query->mantissa * (of_keys[i] & 0xffff) + (1 << 14)) >> 15;
-    r[i] = i >= first && i <= last ? -(query->exponent + (of_keys[i] >> 16)) : 47;
-  }
+  OF_LINE x[i] = (int32_t)products[i];
+  OF_LINE m[i] = (mantissa * (of_keys[i] & 0xffff) + (1 << 14)) >> 15;
+  OF_LINE r[i] = (i >= first) & (i <= last) ? -(exponent + (of_keys[i] >> 16)) : 47;
   scale_line(x, m, r, found);
-  for (int i = 0; i < LINE; i++) {
-    const int visible = i >= first && i <= last;
+  int32_t largest = NO_SCORE, highest_of_keys = -LOST, highest_of_values = -LOST;
+  OF_LINE {
+    const int32_t visible = (i >= first) & (i <= last);
     scores[i] = visible ? found[i] : NO_SCORE;
-    query->largest = MAX(query->largest, scores[i]);
-    query->of_keys = MAX(query->of_keys, visible ? of_keys[i] >> 16 : -LOST);
-    query->of_values = MAX(query->of_values, visible ? of_values[i] >> 16 : -LOST);
+    largest = MAX(largest, scores[i]);
+    highest_of_keys = MAX(highest_of_keys, visible ? of_keys[i] >> 16 : -LOST);
+    highest_of_values = MAX(highest_of_values, visible ? of_values[i] >> 16 : -LOST);
   }
+  query->largest = MAX(query->largest, largest);
+  query->of_keys = MAX(query->of_keys, highest_of_keys);
+  query->of_values = MAX(query->of_values, highest_of_values);
 }
 
 /* Turns `num` scores of a query into what the values are multiplied with, as pairs: that of the odd place is the upper half. */
 static void weigh_line(Query *query, const int32_t *scores, const int32_t *v_scale, int64_t num, int32_t *pairs) {
   int32_t of_values[LINE], weights[LINE], total = 0;
   load_line(v_scale, num, of_values);
-  for (int i = 0; i < LINE; i++) {
+  OF_LINE {
     int32_t shift;
     const int32_t power = power_of(query->largest - scores[i], &shift), down = MIN(shift + 1, 31);
     const int32_t p = scores[i] == NO_SCORE || i >= num ? 0 : (power + (int32_t)((1u << down) >> 1)) >> down;
@@ -491,7 +492,7 @@ static void weigh_line(Query *query, const int32_t *scores, const int32_t *v_sca
     total += p;
   }
   query->total += total;
-  for (int i = 0; i < LINE / 2; i++) pairs[i] = weights[2 * i] | weights[2 * i + 1] << 16;
+  _Pragma("GCC unroll 1") for (int i = 0; i < LINE / 2; i++) pairs[i] = weights[2 * i] | weights[2 * i + 1] << 16;
 }
 
 /* Adds `registers` of weighted values of `num` slots to sums [rows, H]. */
@@ -591,13 +592,13 @@ static void attend_in_integers(const IntegerAttention *a, int rows, int64_t g, i
     const int lost = is_lost(a->q_exponent[query[r].place]) || is_lost(query[r].of_keys) || is_lost(query[r].of_values);
     for (int64_t h = 0; h < H; h += LINE) {
       int32_t x[LINE], m[LINE], by[LINE], found[LINE];
-      for (int i = 0; i < LINE; i++) {
+      OF_LINE {
         x[i] = (int32_t)((sums[r * H + MIN(h + i, H - 1)] + 128) >> 8);
         m[i] = inverse;
         by[i] = fall - query[r].of_values - 10;
       }
       scale_line(x, m, by, found);
-      for (int i = 0; i < LINE; i++) found[i] = lost ? LIMIT : found[i];
+      OF_LINE found[i] = lost ? LIMIT : found[i];
       store_line(found, H - h, a->y + query[r].place * H + h);
     }
   }
