@@ -467,13 +467,10 @@ static void score_line(Query *query, const int64_t *products, const int32_t *k_s
   OF_LINE r[i] = (i >= first) & (i <= last) ? -(exponent + (of_keys[i] >> 16)) : 47;
   scale_line(x, m, r, found);
   int32_t largest = NO_SCORE, highest_of_keys = -LOST, highest_of_values = -LOST;
-  OF_LINE {
-    const int32_t visible = (i >= first) & (i <= last);
-    scores[i] = visible ? found[i] : NO_SCORE;
-    largest = MAX(largest, scores[i]);
-    highest_of_keys = MAX(highest_of_keys, visible ? of_keys[i] >> 16 : -LOST);
-    highest_of_values = MAX(highest_of_values, visible ? of_values[i] >> 16 : -LOST);
-  }
+  OF_LINE scores[i] = (i >= first) & (i <= last) ? found[i] : NO_SCORE;
+  OF_LINE largest = MAX(largest, scores[i]);
+  OF_LINE highest_of_keys = MAX(highest_of_keys, (i >= first) & (i <= last) ? of_keys[i] >> 16 : -LOST);
+  OF_LINE highest_of_values = MAX(highest_of_values, (i >= first) & (i <= last) ? of_values[i] >> 16 : -LOST);
   query->largest = MAX(query->largest, largest);
   query->of_keys = MAX(query->of_keys, highest_of_keys);
   query->of_values = MAX(query->of_values, highest_of_values);
