@@ -699,8 +699,22 @@ INLINE void threefry(uint32_t key0, uint32_t key1, uint32_t *first, uint32_t *se
 INLINE int32_t log_part(uint32_t u, int bits, const int32_t *logs, const int32_t *bends) {
   const uint32_t z = (u << (32 - bits)) & 0x7fffffffu;
   const int32_t place = (int32_t)(z >> 23), rest = (int32_t)(z & 0x7fffff), x = rest >> 11;
-  const int32_t chord = logs[place] + (int32_t)(((int64_t)(logs[place + 1] - logs[place]) * (rest >> 8) + (1 << 14)) >> 15);
+  const int32_t step = logs[place + 1] - logs[place], of_step = rest >> 8; /* of 19 and 15 bits, so multiplied in two parts */
+  const int32_t chord = logs[place] + (((step >> 10) * of_step + (((step & 0x3ff) * of_step + (1 << 14)) >> 10)) >> 5);
   return chord + ((bends[place] * ((x * (4096 - x)) >> 10) + (1 << 13)) >> 14);
+}
+
+/* Turns `num` random words into noise. */
+static void noise_of(const int32_t *restrict logs, const int32_t *restrict bends, int64_t num, int32_t *restrict y) {
+  for (int64_t v = 0; v < num; v++) {
+    const uint32_t u = (uint32_t)y[v];
+    const int bits = 32 - __builtin_clz(u);
+    uint32_t waiting = ((uint32_t)(33 - bits) << 26) - (uint32_t)log_part(u, bits, logs, bends);
+    waiting = MAX(waiting, 1);
+    const int more = 32 - __builtin_clz(waiting);
+    const int32_t log = (more - 1 - 26) * (1 << 18) + ((log_part(waiting, more, logs, bends) + (1 << 7)) >> 8);
+    y[v] = 24020 - (((log >> 10) * 22713 + (((log & 0x3ff) * 22713 + (1 << 16)) >> 10)) >> 7);
+  }
 }
 
 static void run_noise(const void *task, int64_t row) {
@@ -713,15 +727,7 @@ static void run_noise(const void *task, int64_t row) {
     threefry(key0, key1, &first, &second);
     y[v] = (int32_t)((first ^ second) | 1);
   }
-  for (int64_t v = 0; v < t->vocabulary; v++) {
-    const uint32_t u = (uint32_t)y[v];
-    const int bits = 32 - __builtin_clz(u);
-    uint32_t waiting = ((uint32_t)(33 - bits) << 26) - (uint32_t)log_part(u, bits, t->logs, t->bends);
-    waiting = MAX(waiting, 1);
-    const int more = 32 - __builtin_clz(waiting);
-    const int64_t log = ((int64_t)(more - 1 - 26) * (1 << 18)) + ((log_part(waiting, more, t->logs, t->bends) + (1 << 7)) >> 8);
-    y[v] = 24020 - (int32_t)((log * 22713 + (1 << 16)) >> 17);
-  }
+  noise_of(t->logs, t->bends, t->vocabulary, y);
 }
 
 /* (seeds uint32 [rows], positions int32 [rows], places of a logarithm int32 [257], its bends int32 [256])
