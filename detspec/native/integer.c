@@ -26,8 +26,8 @@ INLINE int32_t scaled_by(int64_t x, int64_t m, int64_t r) {
   return (int32_t)MIN(MAX(rounded_shift(x * m * ((int64_t)1 << up), down), -LIMIT), LIMIT);
 }
 
-/* y = `scaled_by` of LINE numbers. Vectors of 64 bits are slow, so a product is 2^16 high + low; where one might leave 31 bits, or r
-   is below 1, which is rare, the line is computed number by number. */
+/* y = `scaled_by` of LINE numbers. Vectors of 64 bits are slow, so a product is 2^16 high + low. A line where one might leave 31
+   bits, or r is below 1, is rare, and is computed number by number. */
 INLINE void scale_line(const int32_t *x, const int32_t *m, const int32_t *r, int32_t *y) {
   int32_t rare = 0;
   OF_LINE {
@@ -91,8 +91,8 @@ INLINE int32_t power_of(int32_t d, int32_t *n) {
   return a;
 }
 
-/* floor(2^30 / d) of 2^15 <= d <= 2^16, without a division, for which there are no vectors: a line, two steps of Newton's iteration,
-   and then one or two that may be missing. */
+/* floor(2^30 / d) of 2^15 <= d <= 2^16. There are no vectors for divisions, so this is a line and two steps of Newton's
+   iteration, after which at most 2 is missing: tried for all d. */
 INLINE int32_t inverse_of(int32_t d) {
   int32_t y = 48000 - (d >> 1);
   for (int i = 0; i < 2; i++) y += ((((1 << 30) - y * d) >> 15) * y) >> 15;
@@ -152,7 +152,8 @@ INLINE void integer_tile(int rows, int outs, const int16_t *x, int64_t stride, c
 }
 
 /* sums [rows, LINE] = products of one to four rows with up to LINE rows of weights. */
-static void integer_sums(int64_t rows, const int16_t *x, int64_t stride, const int8_t *w, int64_t in, int64_t outs, int64_t *sums) {
+static void integer_sums(int64_t rows, const int16_t *x, int64_t stride, const int8_t *w, int64_t in, int64_t outs,
+                         int64_t *sums) {
   int64_t o = 0;
 #define TILES(ROWS, OUTS) \
   for (; o + (OUTS) <= outs; o += (OUTS)) integer_tile(ROWS, OUTS, x, stride, w + o * in, in, sums + o)
@@ -232,7 +233,8 @@ static void integer_tiles(const Integers *p, const int8_t *w, const Outputs *lin
     for (int line = 0; line < 1 + two; line++) {
       __m512i total[SIDE];
       for (int i = 0; i < SIDE; i++) {
-        const __m512i of_high = _mm512_load_si512(sums[2 * line] + i * SIDE), of_low = _mm512_load_si512(sums[2 * line + 1] + i * SIDE);
+        const __m512i of_high = _mm512_load_si512(sums[2 * line] + i * SIDE);
+        const __m512i of_low = _mm512_load_si512(sums[2 * line + 1] + i * SIDE);
         total[i] = _mm512_add_epi32(of_high, _mm512_srai_epi32(_mm512_add_epi32(of_low, _mm512_set1_epi32(128)), 8));
       }
       transpose(total);
@@ -276,7 +278,8 @@ static void run_integer_product(const void *task, int64_t item) {
         continue;
       }
 #endif
-      for (int i = 0; i < 2 && lines[i].num; i++) integer_line(p, w + i * LINE * p->in, lines + i, first, end, y + i * LINE, out);
+      for (int i = 0; i < 2 && lines[i].num; i++)
+        integer_line(p, w + i * LINE * p->in, lines + i, first, end, y + i * LINE, out);
     }
 #if defined(AMX)
   if (p->tiles[0]) end_tiles(&before);
@@ -305,7 +308,16 @@ XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   const int64_t rows = args[0]->dims[0], in = args[0]->dims[1], stride = (in + STEP - 1) / STEP * STEP + STEP;
   if (frame->args.size != 3 + 3 * frame->rets.size) return fail(frame, "detspec_integer_product: wrong number of arguments");
-  Integers task = {args[0]->data, args[1]->data, args[2]->data, .rows = rows, .in = in, .stride = stride, .weights = args + 3, .results = rets};
+  Integers task = {
+      .values = args[0]->data,
+      .mantissa = args[1]->data,
+      .exponent = args[2]->data,
+      .rows = rows,
+      .in = in,
+      .stride = stride,
+      .weights = args + 3,
+      .results = rets,
+  };
   int64_t outs = 0, items = 0;
   for (int64_t i = 0; i < frame->rets.size; i++) outs += args[3 + 3 * i]->dims[0];
   const int shared = rows * in * outs >= ALONE;
@@ -447,16 +459,16 @@ typedef struct {
   int64_t stride, blocks, windows, window, heads, kv_heads, head_dim, page, max_pages, sliding, score_mantissa, score_exponent;
 } IntegerAttention;
 
-/* One head of one position, and what it has seen: its largest score, the highest exponents of keys and values, and the sum of its
-   probabilities. */
+/* One head of one position, and what it has seen: its largest score, the highest exponents of keys and of values, and the sum of
+   its probabilities. */
 typedef struct {
   int64_t place, total;
   int32_t position, start, mantissa, exponent, largest, of_keys, of_values;
 } Query;
 
 /* Turns the products of a query with `num` keys, the first at position `at`, into scores; those out of sight have NO_SCORE. */
-static void score_line(Query *query, const int64_t *products, const int32_t *k_scale, const int32_t *v_scale, int64_t at, int64_t num,
-                       int32_t *scores) {
+static void score_line(Query *query, const int64_t *products, const int32_t *k_scale, const int32_t *v_scale, int64_t at,
+                       int64_t num, int32_t *scores) {
   const int32_t first = (int32_t)(query->start - at), last = (int32_t)MIN(query->position - at, num - 1);
   const int32_t mantissa = query->mantissa, exponent = query->exponent;
   int32_t of_keys[LINE], of_values[LINE], x[LINE], m[LINE], r[LINE], found[LINE];
@@ -522,7 +534,8 @@ INLINE void add_values(int rows, int registers, const int32_t *pairs, const int8
 static void add_page(int rows, const int32_t *pairs, const int8_t *v, int64_t num, int64_t H, int64_t *sums) {
   int64_t h = 0;
 #define ADD(ROWS, COUNT) \
-  for (; rows == (ROWS) && h + (COUNT) * WIDTH <= H; h += (COUNT) * WIDTH) add_values(ROWS, COUNT, pairs, v + h, num, H, sums + h)
+  for (; rows == (ROWS) && h + (COUNT) * WIDTH <= H; h += (COUNT) * WIDTH) \
+  add_values(ROWS, COUNT, pairs, v + h, num, H, sums + h)
 #define ADD_ALL(ROWS) \
   ADD(ROWS, 2);       \
   ADD(ROWS, 1)
@@ -538,8 +551,8 @@ static void add_page(int rows, const int32_t *pairs, const int8_t *v, int64_t nu
         sums[r * H + h] += (pairs[r * (MOST_PAGE / 2 + LINE) + s / 2] >> (s % 2 * 16) & 0xffff) * v[s * H + h];
 }
 
-/* `rows` rows from `first` on, of window `g` and KV head `kv`; row `w * group + j` is head `kv * group + j` at position `w`. All
-   scores come first, because probabilities are of the largest. */
+/* `rows` rows from `first` on, of window `g` and KV head `kv`; row `w * group + j` is head `kv * group + j` at position `w`.
+   All scores come first, because probabilities are relative to the largest. */
 static void attend_in_integers(const IntegerAttention *a, int rows, int64_t g, int64_t kv, int64_t first, int32_t *scores) {
   const int64_t H = a->head_dim, page = a->page, group = a->heads / a->kv_heads;
   int16_t q[TILE * MOST_HEAD] = {0};
@@ -576,7 +589,8 @@ static void attend_in_integers(const IntegerAttention *a, int rows, int64_t g, i
     }
   }
   for (int64_t block = start / page; block <= last / page; block++) {
-    const int64_t slot = (a->tables[g * a->max_pages + block] * a->kv_heads + kv) * page, num = MIN(page, last + 1 - block * page);
+    const int64_t slot = (a->tables[g * a->max_pages + block] * a->kv_heads + kv) * page;
+    const int64_t num = MIN(page, last + 1 - block * page);
     for (int64_t s = 0; s < num; s += LINE)
       for (int r = 0; r < rows; r++)
         weigh_line(query + r, scores + r * a->stride + block * page + s, a->v_scale + slot + s, MIN(page - s, LINE),
@@ -649,7 +663,8 @@ XLA_FFI_Error *detspec_integer_attention(XLA_FFI_CallFrame *frame) {
       .score_mantissa = *(const int32_t *)attribute(frame, 1),
       .sliding = *(const int32_t *)attribute(frame, 2),
   };
-  if (task.head_dim > MOST_HEAD || task.page > MOST_PAGE) return fail(frame, "detspec_integer_attention: unsupported arguments");
+  if (task.head_dim > MOST_HEAD || task.page > MOST_PAGE)
+    return fail(frame, "detspec_integer_attention: unsupported arguments");
   int64_t seen = 0, longest = 0;
   for (int64_t i = 0; i < task.windows * task.window; i++) {
     seen += MAX(task.positions[i] + 1, 0);
