@@ -121,9 +121,9 @@ def dot(values: jax.Array, matrix: jax.Array) -> jax.Array:
 
 
 def product(row: Activations, matrix: IntMatrix, bias: jax.Array | None = None) -> jax.Array:
-    """See `spec.product`."""
-    high, low = split(row.values)
-    y = of_sums(row, matrix, dot(high, matrix.values), dot(low, matrix.values))
+    """See `spec.product`; `row [R, n]`. Both words of a row are rows of one product, which reads the matrix once."""
+    sums = dot(jnp.concatenate(split(row.values)), matrix.values)
+    y = of_sums(row, matrix, *jnp.split(sums, 2))
     return y if bias is None else added(y, _like(y, bias))
 
 

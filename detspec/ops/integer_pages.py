@@ -40,8 +40,7 @@ GPU = PageLayout(block=2048, value_slot_axis=3, by_words=True)
 class Queries(NamedTuple):
     """The queries of each KV head, by heads and then by windows."""
 
-    high: jax.Array  # [G, K, Q * W, H] int8, see `integer.split`
-    low: jax.Array  # [G, K, Q * W, H] int8
+    words: jax.Array  # [G, K, 2 * Q * W, H] int8, see `words_of`
     mantissa: jax.Array  # [G, K, Q * W] int32, with that of scores
     exponent: jax.Array  # [G, K, Q * W] int32, with that of scores
     position: jax.Array  # [G, Q * W] int32
@@ -106,7 +105,8 @@ def attended(
         return is_visible(place, looking_from, window)
 
     def scores(step: int | jax.Array, keys: Cached) -> jax.Array:
-        total = (_each(queries.high, keys.values, 3, 3) << 8) + _each(queries.low, keys.values, 3, 3)
+        high, low = jnp.split(_each(queries.words, keys.values, 3, 3), 2, axis=2)
+        total = (high << 8) + low
         return jnp.where(visible_at(step), scores_of(total, queries.mantissa, queries.exponent, keys), NO_SCORE)
 
     def look(step: int | jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -126,7 +126,7 @@ def attended(
         keys = block_of(pools.k, step)
         values = block_of(pools.v, step, layout.value_slot_axis)
         p, weight = weights_of(scores(step, keys), largest, highest, values, visible_at(step))
-        more_high, more_low = (_each(part, values.values, 3, layout.value_slot_axis) for part in integer.split(weight))
+        more_high, more_low = jnp.split(_each(words_of(weight), values.values, 3, layout.value_slot_axis), 2, axis=2)
         return of_all + p.sum(-1, dtype=U32), of_high + more_high, of_low + more_low
 
     def over_blocks(body: Callable[..., Any], first: Any) -> Any:
@@ -152,10 +152,14 @@ def queries_of(q: Activations, positions: jax.Array, num_kv_heads: int, score: t
         x = x.reshape(G, W, num_kv_heads, -1, *x.shape[2:])
         return jnp.moveaxis(x, 1, 3).reshape(G, num_kv_heads, -1, *x.shape[4:])
 
-    high, low = (by_head(part) for part in integer.split(q.values))
     of_query = by_head(integer.rounded_shift(q.mantissa * mantissa, 15))
-    Q = high.shape[2] // W
-    return Queries(high, low, of_query, by_head(q.exponent + exponent), jnp.tile(positions, (1, Q)))
+    Q = of_query.shape[2] // W
+    return Queries(words_of(by_head(q.values)), of_query, by_head(q.exponent + exponent), jnp.tile(positions, (1, Q)))
+
+
+def words_of(x: jax.Array) -> jax.Array:
+    """Both words of int32 `[G, K, rows, n]`, see `integer.split`, as the rows of one product: int8 `[G, K, 2 * rows, n]`."""
+    return jnp.concatenate(integer.split(x), axis=2)
 
 
 def scale_of(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
