@@ -20,6 +20,7 @@ from detspec.targets import canonical_schedule, target
 from tests.integer.test_program import LOOKS, on_floats
 
 CFG = integer_config(dense_config(512, 256, 1, 4, 2, 64, 512, qkv_bias=True))
+OTHERS = ("v5e:2x2", "tpu7x:2x2x1")
 PRODUCTS = {"dot", "convolution"}
 KERNEL = "mosaic_gpu"  # of a GPU's products with weights
 
@@ -36,7 +37,7 @@ def compiled(name: str, only: str) -> str:
 
 
 @pytest.mark.parametrize("only", ["run_segment", pytest.param("read_sequences", marks=pytest.mark.sweep)])
-@pytest.mark.parametrize("name", ["v6e:2x2", "h100", pytest.param("v5e:2x2", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("name", ["v6e:2x2", "h100", *(pytest.param(x, marks=pytest.mark.sweep) for x in OTHERS)])
 def test_program_multiplies_int8_alone_and_has_no_operation_on_floats(name: str, only: str):
     hlo = compiled(name, only)
     every = list(instructions(hlo))

@@ -18,7 +18,7 @@ from detspec.model.experts import MixtureOfExperts
 from detspec.model.params import init_params, params_bytes
 from tests.checkpoint.test_hf import bits, edit_config, edit_tensors
 
-EXPERTS = MixtureOfExperts(4, 2, 8, score="sigmoid", renormalised=True, correction=True, shared_d_ff=8)
+EXPERTS = MixtureOfExperts(4, 2, 8, score="sigmoid", renormalised=True, correction=True, shared_d_ff=8, float32_router=True)
 CFG = dense_config(
     32, 16, 2, 4, 2, 4, 24, experts=EXPERTS, dense_layers=(True, False), rotary_dim=2, max_position=64, dtype="bfloat16"
 )

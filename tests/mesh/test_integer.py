@@ -1,10 +1,17 @@
-"""An integer model has the same texts on one, two and four chips, and on one chip the definition's."""
+"""An integer model has the same texts on one, two, four and eight chips."""
+
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import detspec as ds
+from detspec.checkpoint.hf import save_hf
+from detspec.model.dense import with_fields
+from detspec.model.params import init_params
+from tests.fakes import RANDOM_CFG
 
 PROMPTS = ["def add(a, b):\n", "x = ", "import numpy as np\n"]
 SAMPLING = [
@@ -12,12 +19,12 @@ SAMPLING = [
 ]
 
 
-def texts(chips: int) -> list[tuple[tuple[int, ...], bytes]]:
-    model = ds.load(weights="integer", chips=chips)
+def texts(chips: int, model: str | Path = "tiny_python", prompts: Any = PROMPTS) -> list[tuple[tuple[int, ...], bytes]]:
+    model = ds.load(model, weights="integer", chips=chips)
     engine = ds.Engine(model, ds.EngineConfig(max_requests=3, max_len=32, method="none"))
     used = {device for leaf in jax.tree.leaves(engine.model.params) for device in leaf.devices()}
     assert len(used) == chips
-    return [(each.token_ids, np.asarray(each.logprobs, np.float32).tobytes()) for each in engine.generate(PROMPTS, SAMPLING)]
+    return [(each.token_ids, np.asarray(each.logprobs, np.float32).tobytes()) for each in engine.generate(prompts, SAMPLING)]
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +35,16 @@ def alone() -> list[tuple[tuple[int, ...], bytes]]:
 @pytest.mark.parametrize("chips", [2, 4])
 def test_texts_on_chips_are_those_on_one(chips, alone):
     assert texts(chips) == alone
+
+
+@pytest.mark.slow
+def test_texts_on_eight_chips_are_those_on_one(tmp_path):
+    """Of a model with eight heads; of a shipped one no more than four chips have a head each."""
+    cfg = with_fields(RANDOM_CFG, num_heads=8, num_kv_heads=8, head_dim=8, vocab_size=216)
+    folder = tmp_path / "model"
+    save_hf(folder, cfg, init_params(cfg, jax.random.key(0)))
+    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5]]
+    assert texts(8, folder, prompts) == texts(1, folder, prompts)
 
 
 def test_digest_does_not_depend_on_chips():
