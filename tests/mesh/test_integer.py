@@ -39,7 +39,7 @@ def test_texts_on_chips_are_those_on_one(chips, alone):
 
 @pytest.mark.slow
 def test_texts_on_eight_chips_are_those_on_one(tmp_path):
-    """Of a model with eight heads; of a shipped one no more than four chips have a head each."""
+    """A model with eight heads: those of the shipped ones are too few."""
     cfg = with_fields(RANDOM_CFG, num_heads=8, num_kv_heads=8, head_dim=8, vocab_size=216)
     folder = tmp_path / "model"
     save_hf(folder, cfg, init_params(cfg, jax.random.key(0)))
