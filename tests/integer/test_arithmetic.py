@@ -399,7 +399,7 @@ CASES = {
         (
             ("gumbel_of", "GUMBEL_SHIFT -", "GUMBEL_SHIFT + 1 -"),
             ("gumbel_of", "U32(32)", "U32(31)"),
-            ("gumbel_of", "waiting == 0", "waiting == 1"),
+            ("gumbel_of", "log.whole - 26", "log.whole - 25"),
         ),
     ),
     "number": plainly(
