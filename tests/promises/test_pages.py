@@ -104,7 +104,8 @@ def test_equal_texts_copy_their_last_page_from_each_other(written, model):
 
 def test_control_pages_copied_from_each_other_in_one_program_give_other_bits(written, model, monkeypatch):
     monkeypatch.setattr("detspec.engine.segments.apart", lambda copies: [copies] if copies else [])
-    assert any(len(scores) > 1 for scores in scores_of_equal_texts(make_engine(model, 8, "none"), written))
+    engine = make_engine(model, 8, "none")  # threads race: rarely, no round of copies comes out of order
+    assert any(len(scores) > 1 for _ in range(20) for scores in scores_of_equal_texts(engine, written))
 
 
 def test_control_ordinary_requests_in_such_company_get_other_bits(one_row, three_rows, eight_rows):
