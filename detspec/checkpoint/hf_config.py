@@ -156,7 +156,7 @@ def family_of(cfg: ModelConfig) -> Family:
 
 
 def says_all(family: Family, cfg: ModelConfig) -> bool:
-    """Whether a `config.json` of the family describes `cfg`, but for `long_texts`, which whoever loads a folder says."""
+    """Whether a `config.json` of the family describes `cfg`. It need not say `long_texts`: that is an option of `load`."""
     problems: list[str] = []
     fields = read_fields(describe(family, cfg), family, problems)
     if problems:
