@@ -509,6 +509,40 @@ static Product *products_of(const Given *given, const Sorted *rows, Product like
   return products;
 }
 
+#if defined(__AVX512F__)
+/* Transposes 16 x 16 numbers of 4 bytes. */
+INLINE void transpose(__m512i *x) {
+  __m512i pairs[SIDE], fours[SIDE], eights[SIDE];
+#pragma GCC unroll 16
+  for (int i = 0; i < SIDE; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < SIDE; i += 4)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      fours[i + 2 * half] = _mm512_unpacklo_epi64(pairs[i + half], pairs[i + half + 2]);
+      fours[i + 2 * half + 1] = _mm512_unpackhi_epi64(pairs[i + half], pairs[i + half + 2]);
+    }
+    /* In part k of 128 bits, fours[4 j + c] now has column 4 k + c of rows 4 j to 4 j + 3. */
+#pragma GCC unroll 2
+  for (int i = 0; i < SIDE; i += 8)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+      eights[i + c] = _mm512_shuffle_i32x4(fours[i + c], fours[i + c + 4], 0x88);
+      eights[i + c + 4] = _mm512_shuffle_i32x4(fours[i + c], fours[i + c + 4], 0xdd);
+    }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++)
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++) {
+      x[4 * odd + c] = _mm512_shuffle_i32x4(eights[4 * odd + c], eights[4 * odd + c + 8], 0x88);
+      x[4 * odd + c + 8] = _mm512_shuffle_i32x4(eights[4 * odd + c], eights[4 * odd + c + 8], 0xdd);
+    }
+}
+#endif
+
 /* Register `part` of at most `num_bytes` bytes; what lies behind them is zero. */
 INLINE vu load_bits(const char *from, int part, int64_t num_bytes) {
   vu bits = {0};
@@ -709,6 +743,179 @@ static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t nu
   run_items(frame, shared, num_items, run, products);
 }
 
+/* ---- products of many rows ----
+
+   Sums of lanes take long where rows are short: a register is added up for each result. Many rows go another way to the same
+   sums. x and weights are turned, so that a register has one place of a step of WIDTH outputs, and is multiplied by that place of
+   a row. Then lane after lane is made, and two are added as soon as `sum_lanes` can add them:
+
+       lanes 0 8   4 12   2 10   6 14   1 9 ..         0+8, 4+12, 0+8+4+12, 2+10, ..
+
+       x         [rows / 16, 16 lanes, steps, 16 rows]         turned once for all outputs
+       weights   [16 lanes, steps, vectors, WIDTH outputs]     turned by each item of work, for its outputs   */
+
+#if !FLOAT_TILES
+#if defined(__AVX512F__)
+#define TURNED_ROWS 8 /* that meet a register of weights together; they divide SIDE */
+#else
+#define TURNED_ROWS 4
+#endif
+#define TURNED_VECTORS 3 /* of weights, that meet them */
+#define TURNED_OUTS (TURNED_VECTORS * WIDTH)
+#define TURNED_FROM 192     /* rows from which on it is faster */
+#define TURNED_ITEM 512    /* rows of an item of work */
+#define TURNED_BYTES (256 << 10) /* most bytes of weights that it turns, but for one block's */
+
+/* Bytes of `width` turned rows. */
+INLINE int64_t turned_bytes(int64_t steps, int64_t width) { return LANES * steps * X_VECTORS * width * 4; }
+
+/* Rows that become columns of `to`, which has `width` of them; of `columns`, at most SIDE, those without a row are zeros. */
+typedef struct {
+  const char *from[SIDE];
+  int64_t rows, columns, width;
+  uint32_t *to;
+} Turn;
+
+static void turn(const Turn *t, int64_t row_bytes, int64_t steps) {
+  for (int64_t step = 0; step < steps; step++) {
+    const int64_t there = MIN(row_bytes - step * STEP_BYTES, STEP_BYTES);
+#if defined(__AVX512BW__)
+    __m512i x[SIDE];
+    const __mmask16 columns = (__mmask16)(0xffff >> (SIDE - t->columns));
+    for (int j = 0; j < SIDE; j++)
+      x[j] = j < t->rows ? (__m512i)load_bits(t->from[j] + step * STEP_BYTES, 0, there) : _mm512_setzero_si512();
+    transpose(x);
+    for (int l = 0; l < LANES; l++)
+      for (int v = 0; v < X_VECTORS; v++)
+        _mm512_mask_storeu_ps(t->to + ((l * steps + step) * X_VECTORS + v) * t->width, columns, (__m512)widen((vu)x[l], v));
+#else
+    for (int64_t j = 0; j < t->columns; j++)
+      for (int part = 0; part < PARTS; part++)
+        for (int v = 0; v < X_VECTORS; v++) {
+          const vu found = j < t->rows ? (vu)widen(load_bits(t->from[j] + step * STEP_BYTES, part, there), v) : (vu){0};
+          for (int l = 0; l < WIDTH; l++) t->to[(((part * WIDTH + l) * steps + step) * X_VECTORS + v) * t->width + j] = found[l];
+        }
+#endif
+  }
+}
+
+/* Rows of x, turned. */
+typedef struct {
+  const char *from;
+  uint32_t *to;
+  const Sorted *rows;
+  int64_t row_bytes, steps;
+} Turning;
+
+static void run_turning(const void *task, int64_t item) {
+  const Turning *turning = task;
+  const int32_t *at = turning->rows->at + item * SIDE;
+  Turn t = {.columns = SIDE, .width = SIDE, .to = turning->to + item * turned_bytes(turning->steps, SIDE) / 4};
+  for (; t.rows < SIDE && at[t.rows] >= 0; t.rows++)
+    t.from[t.rows] = turning->from + at[t.rows] / turning->rows->share * turning->row_bytes;
+  turn(&t, turning->row_bytes, turning->steps);
+}
+
+/* The results of TURNED_ROWS rows, of which `num` are there, and of `vectors` of outputs from `o` on. */
+INLINE void turned_block(int vectors, const Product *p, const uint32_t *x, const vf *weights, int64_t r, int64_t num, int64_t o) {
+  vf sums[TURNED_ROWS * TURNED_VECTORS], held[4][TURNED_ROWS * TURNED_VECTORS];
+  const int64_t steps = p->steps * X_VECTORS;
+  for (int64_t j = 0; j < num; j++)
+    for (int i = 0; i < vectors; i++) __builtin_prefetch(p->y + p->at[r + j] * p->out + MIN(o + i * WIDTH, p->out - 1), 1);
+  for (int n = 0; n < LANES; n++) {
+    const int lane = (n & 1) << 3 | (n & 2) << 1 | (n & 4) >> 1 | n >> 3;
+    const uint32_t *of_rows = x + lane * steps * SIDE;
+    const vf *of_outs = weights + lane * steps * vectors;
+#pragma GCC unroll 24
+    for (int i = 0; i < TURNED_ROWS * vectors; i++) sums[i] = (vf){0};
+    for (int64_t step = 0; step < steps; step++, of_rows += SIDE, of_outs += vectors)
+#pragma GCC unroll 8
+      for (int j = 0; j < TURNED_ROWS; j++) {
+        vf of_row = (vf)((vu){0} + of_rows[j]);
+        KEEP(of_row);
+#pragma GCC unroll 3
+        for (int i = 0; i < vectors; i++) sums[j * vectors + i] = add_products(sums[j * vectors + i], of_row, of_outs[i]);
+      }
+    int level = 0;
+    for (; n >> level & 1; level++)
+#pragma GCC unroll 24
+      for (int i = 0; i < TURNED_ROWS * vectors; i++) sums[i] += held[level][i];
+    if (n < LANES - 1)
+#pragma GCC unroll 24
+      for (int i = 0; i < TURNED_ROWS * vectors; i++) held[level][i] = sums[i];
+  }
+  for (int64_t j = 0; j < num; j++)
+    for (int i = 0; i < vectors; i++) {
+      const int64_t first = o + i * WIDTH, outs = MIN(p->out - first, WIDTH);
+      float *y = p->y + p->at[r + j] * p->out + first;
+      if (outs == WIDTH) store_f32(y, sums[j * vectors + i]);
+      else if (outs > 0) memcpy(y, &sums[j * vectors + i], sizeof(float) * (size_t)outs);
+    }
+}
+
+typedef struct {
+  const Product *products;
+  _Atomic int *failed;
+} TurnedProducts;
+
+/* Blocks of outputs of a product, all of nearly as many vectors. */
+INLINE int64_t turned_blocks(const Product *p) { return (p->out + TURNED_OUTS - 1) / TURNED_OUTS; }
+
+/* Vectors of outputs before one of them. */
+INLINE int64_t vectors_before(const Product *p, int64_t block) { return block * ((p->out + WIDTH - 1) / WIDTH) / turned_blocks(p); }
+
+/* Some blocks of outputs of some rows. The rows meet one block after the other, so that those of y are written together. */
+static void run_turned(const void *task, int64_t item) {
+  const TurnedProducts *turned = task;
+  const Product *p = turned->products;
+  for (; item >= p->num_items; p++) item -= p->num_items;
+  const int64_t items = (turned_blocks(p) + p->outs_of_item - 1) / p->outs_of_item, first_block = item % items * p->outs_of_item;
+  const int64_t end_block = MIN(first_block + p->outs_of_item, turned_blocks(p)), of_block = turned_bytes(p->steps, TURNED_OUTS);
+  const int64_t first = p->first + item / items * TURNED_ITEM, end = MIN(first + TURNED_ITEM, p->end);
+  char *weights = aligned_alloc(STEP_BYTES, whole_steps((end_block - first_block) * of_block));
+  if (!weights) {
+    atomic_store(turned->failed, 1);
+    return;
+  }
+  for (int64_t block = first_block; block < end_block; block++) {
+    const int64_t o = vectors_before(p, block) * WIDTH, width = vectors_before(p, block + 1) * WIDTH - o;
+    uint32_t *to = (uint32_t *)(weights + (block - first_block) * of_block);
+    for (int64_t i = 0; i < width; i += SIDE) {
+      Turn t = {.columns = MIN(width - i, SIDE), .width = width, .to = to + i};
+      for (; t.rows < MIN(p->out - o - i, t.columns); t.rows++) t.from[t.rows] = p->weight + (o + i + t.rows) * p->row_bytes;
+      turn(&t, p->row_bytes, p->steps);
+    }
+  }
+  for (int64_t r = first; r < end; r += TURNED_ROWS)
+    for (int64_t block = first_block; block < end_block; block++) {
+      const uint32_t *x = (const uint32_t *)p->x + r / SIDE * turned_bytes(p->steps, SIDE) / 4 + r % SIDE;
+      const vf *of_outs = (const vf *)(weights + (block - first_block) * of_block);
+      const int64_t num = MIN(end - r, TURNED_ROWS), before = vectors_before(p, block), o = before * WIDTH;
+      const int64_t vectors = vectors_before(p, block + 1) - before;
+      if (vectors == 3) turned_block(3, p, x, of_outs, r, num, o);
+      else if (vectors == 2) turned_block(2, p, x, of_outs, r, num, o);
+      else turned_block(1, p, x, of_outs, r, num, o);
+    }
+  free(weights);
+}
+
+/* Runs products of rows that are turned. Returns whether there was memory for them. */
+static int run_turned_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products) {
+  _Atomic int failed = 0;
+  int64_t num_items = 0, threads = threads_of(frame);
+  for (int64_t i = 0; i < num_products; i++) {
+    Product *p = products + i;
+    const int64_t chunks = (p->end - p->first + TURNED_ITEM - 1) / TURNED_ITEM, blocks = turned_blocks(p);
+    const int64_t fits = TURNED_BYTES / turned_bytes(p->steps, TURNED_OUTS), fair = blocks * chunks / (ITEMS_OF_THREAD * threads);
+    p->outs_of_item = MAX(MIN(fits, fair), 1);
+    p->num_items = (blocks + p->outs_of_item - 1) / p->outs_of_item * chunks;
+    num_items += p->num_items;
+  }
+  run_items(frame, 1, num_items, run_turned, &(TurnedProducts){products, &failed});
+  return !failed;
+}
+#endif
+
 #if defined(AMX)
 /* ---- products by matrix tiles ----
 
@@ -739,38 +946,6 @@ INLINE void begin_tiles(Shapes *before) {
 INLINE void end_tiles(const Shapes *before) {
   if (before->palette) _tile_loadconfig(before);
   else _tile_release();
-}
-
-/* Transposes 16 x 16 numbers of 4 bytes. */
-INLINE void transpose(__m512i *x) {
-  __m512i pairs[SIDE], fours[SIDE], eights[SIDE];
-#pragma GCC unroll 16
-  for (int i = 0; i < SIDE; i += 2) {
-    pairs[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < SIDE; i += 4)
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-      fours[i + 2 * half] = _mm512_unpacklo_epi64(pairs[i + half], pairs[i + half + 2]);
-      fours[i + 2 * half + 1] = _mm512_unpackhi_epi64(pairs[i + half], pairs[i + half + 2]);
-    }
-    /* In part k of 128 bits, fours[4 j + c] now has column 4 k + c of rows 4 j to 4 j + 3. */
-#pragma GCC unroll 2
-  for (int i = 0; i < SIDE; i += 8)
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; c++) {
-      eights[i + c] = _mm512_shuffle_i32x4(fours[i + c], fours[i + c + 4], 0x88);
-      eights[i + c + 4] = _mm512_shuffle_i32x4(fours[i + c], fours[i + c + 4], 0xdd);
-    }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; c++)
-#pragma GCC unroll 2
-    for (int odd = 0; odd < 2; odd++) {
-      x[4 * odd + c] = _mm512_shuffle_i32x4(eights[4 * odd + c], eights[4 * odd + c + 8], 0x88);
-      x[4 * odd + c + 8] = _mm512_shuffle_i32x4(eights[4 * odd + c], eights[4 * odd + c + 8], 0xdd);
-    }
 }
 
 /* Rows of x as tiles [rows / 16, steps, 16 groups, 16 rows]. */
@@ -916,23 +1091,32 @@ static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
   Given given;
   if (!read_given(frame, by_ids, 0, &given)) return fail(frame, "products: unsupported arguments");
   const int64_t steps = (given.in + STEP_ITEMS - 1) / STEP_ITEMS, row_bytes = given.in * ITEM_BYTES;
-  const Sorted rows = sort_rows(&given, FLOAT_TILES ? SIDE : 1);
 #if FLOAT_TILES
-  char *prepared = aligned_alloc(STEP_BYTES, whole_steps(gathered_bytes(rows.size, steps)));
+  const Sorted rows = sort_rows(&given, SIDE);
+  const int64_t prepared_bytes = gathered_bytes(rows.size, steps);
 #else
-  char *prepared = aligned_alloc(STEP_BYTES, whole_steps(rows.size * x_stride_of(steps) * (int64_t)sizeof(vf)));
+  const int turned = given.rows * given.k >= TURNED_FROM * given.experts;
+  const Sorted rows = sort_rows(&given, turned ? SIDE : 1);
+  const int64_t of_row = turned ? turned_bytes(steps, 1) : x_stride_of(steps) * (int64_t)sizeof(vf);
+  const int64_t prepared_bytes = (rows.size + SIDE - 1) / SIDE * SIDE * of_row;
 #endif
+  char *prepared = aligned_alloc(STEP_BYTES, whole_steps(prepared_bytes));
   int64_t num_products = 0;
   Product *products = products_of(&given, &rows, (Product){.x = prepared, .row_bytes = row_bytes, .steps = steps}, &num_products);
-  const int complete = rows.at && prepared && products;
+  int complete = rows.at && prepared && products;
   if (complete) {
 #if FLOAT_TILES
     gather(frame, &(Gathering){given.x->data, prepared, &rows, 0, row_bytes, row_bytes, steps});
     run_products(frame, products, num_products, given.in, run_float_tiles);
 #else
-    const Spread spread = {given.x->data, (vf *)prepared, &rows, given.in, steps};
-    run_items(frame, rows.num_rows * given.in >= ALONE, rows.size, run_spread, &spread);
-    run_products(frame, products, num_products, given.in, run_float_product);
+    if (turned) {
+      run_items(frame, 1, rows.size / SIDE, run_turning, &(Turning){given.x->data, (uint32_t *)prepared, &rows, row_bytes, steps});
+      complete = run_turned_products(frame, products, num_products);
+    } else {
+      const Spread spread = {given.x->data, (vf *)prepared, &rows, given.in, steps};
+      run_items(frame, rows.num_rows * given.in >= ALONE, rows.size, run_spread, &spread);
+      run_products(frame, products, num_products, given.in, run_float_product);
+    }
 #endif
   }
   free(products);

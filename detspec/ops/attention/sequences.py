@@ -19,6 +19,7 @@ from detspec.schedule import Numerics
 # (scores, q [B, T, N, H], k [B, T, K, H], v [B, T, K, H], sinks=[N] or None) -> [B, T, N, H]
 AttendSequenceFn = Callable[..., jax.Array]
 QUERIES = 64  # rows of a window of queries; no bit depends on it
+SCORES = 1 << 19  # scores that are there together, 2 MiB
 
 
 def attend_sequence(
@@ -26,6 +27,7 @@ def attend_sequence(
 ) -> jax.Array:
     """Causal attention of whole sequences over themselves, for training: `q [B, T, N, H]`, `k, v [B, T, K, H]`.
 
+    A few heads of keys go at a time, so that their scores stay in a cache; derivatives work out a head's scores once more.
     Queries go in blocks that meet only the keys up to their own end, so nearly half of the masked products are never made:
 
         query_block 2, T 4:   q 0..1 x k 0..1     q 2..3 x k 0..3
@@ -35,26 +37,53 @@ def attend_sequence(
     """
     B, T, N, H = q.shape
     K = k.shape[2]
-    q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(scores.scale)
-    k_f32 = k.astype(jnp.float32)
-    v_f32 = v.astype(jnp.float32)
-    slopes = jnp.asarray(alibi_slopes(N).reshape(1, K, N // K, 1, 1))
+    Q = N // K
+
+    def heads(x: jax.Array) -> jax.Array:
+        return x.astype(jnp.float32).swapaxes(1, 2).reshape(B * K, -1, T, H)
+
+    def of_each(value: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(value.astype(jnp.float32).reshape(1, K, Q), (B, K, Q)).reshape(B * K, Q)
+
+    given = {"q": heads(q) * np.float32(scores.scale), "k": heads(k)[:, 0], "v": heads(v)[:, 0]}
+    if scores.alibi:
+        given["slopes"] = of_each(jnp.asarray(alibi_slopes(N)))
+    if sinks is not None:
+        given["sinks"] = of_each(sinks)
+    together = max(1, SCORES // (Q * min(query_block, T) * T))
+    of_head = jax.checkpoint(lambda head: _attend_head(scores, query_block=query_block, **head))
+    attended = jax.lax.map(of_head, given, batch_size=min(together, B * K))
+    return attended.reshape(B, N, T, H).swapaxes(1, 2).astype(q.dtype)
+
+
+def _attend_head(
+    scores: Scores,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    slopes: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    *,
+    query_block: int,
+) -> jax.Array:
+    """`attend_sequence` of scaled queries `q [Q, T, H]` that share `k, v [T, H]`, float32."""
+    Q, T, H = q.shape
     attended = []
     for start in range(0, T, query_block):
         end = min(start + query_block, T)
-        capped = softcap(jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end]), scores.cap)
+        capped = softcap(q[:, start:end].reshape(-1, H) @ k[:end].T, scores.cap).reshape(Q, end - start, end)
         distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
-        if scores.alibi:
-            capped = lower_scores(capped, slopes, jnp.asarray(distance, jnp.int32)[None, None, None])
+        if slopes is not None:
+            capped = lower_scores(capped, slopes[:, None, None], jnp.asarray(distance, jnp.int32)[None])
         visible = (distance >= 0) & (distance < (scores.sliding_window or T))
-        visible_scores = jnp.where(visible[None, None, None], capped, -jnp.inf)
+        visible_scores = jnp.where(visible[None], capped, -jnp.inf)
         weights = jax.nn.softmax(visible_scores, axis=-1)
-        found_f32 = jnp.einsum("BKQTS,BSKH->BTKQH", weights, v_f32[:, :end]).reshape(B, end - start, N, H)
+        found = (weights.reshape(-1, end) @ v[:end]).reshape(Q, end - start, H)
         if sinks is not None:
-            lse = jax.nn.logsumexp(visible_scores, axis=-1).transpose(0, 3, 1, 2).reshape(B, end - start, N)
-            found_f32 = beside_sinks(found_f32, lse, sinks)
-        attended.append(found_f32)
-    return jnp.concatenate(attended, axis=1).astype(q.dtype)
+            lse = jax.nn.logsumexp(visible_scores, axis=-1)
+            found = beside_sinks(found.swapaxes(0, 1), lse.swapaxes(0, 1), sinks).swapaxes(0, 1)
+        attended.append(found)
+    return jnp.concatenate(attended, axis=1)
 
 
 def attend_as_pages(numerics: Numerics) -> AttendSequenceFn:
