@@ -2,15 +2,24 @@
 
     nice python -m scripts.measure_on_policy --json out/bits.json            bits of small random models, a row a kind and dtype
     nice python -m scripts.measure_on_policy --cost --json out/cost.json     processor time in turns, and memory
+    nice python -m scripts.measure_on_policy --steps --json out/steps.json   processor time of whole steps, in turns
+    JAX_NUM_CPU_DEVICES=4 nice python -m scripts.measure_on_policy --ways    weights after 50 steps, in 144 ways to make them
 
 Bits: texts of one to three pages of 16, at four temperatures; alone, in a gradient's program with and without remat, and among
 1, 3 and 8 rows; and the 20 likeliest tokens of each position, which are the whole distribution of the kind `tokens_20`. The
 control is the forward pass of ordinary training. The exit code is 1 if a bit differs, or if the control has all bits in a row
 of the table.
+
+Steps: rollouts and update of the shipped model, 32 texts of 48 tokens, exact over an ordinary engine with an ordinary trainer,
+which also may work out the sampler's log-probabilities anew.
+
+Ways: places, drafts, pages, prefix sharing and chips. The exit code is 1 if two ways end with different weights, or if an
+ordinary engine with an ordinary trainer ends with the same at 4 and at 16 places.
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
 import resource
 import sys
@@ -22,9 +31,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import detspec as ds
-from detspec.bench.bench import random_model
+import detspec.rl as rl
+from detspec.bench.bench import bench_prompts, random_model
 from detspec.checkpoint.load import cast_params
 from detspec.compile_cache import enable_jax_cache
 from detspec.generation.logprobs import logits
@@ -33,8 +44,9 @@ from detspec.model.params import Params
 from detspec.ops.row_sum import sum_fn
 from detspec.presets import preset
 from detspec.rl.learner import masters
+from detspec.rl.policy import digest_weights
 from detspec.sampler import logprobs_at, tempered
-from scripts.ablations.on_policy import ordinary_logprobs
+from scripts.ablations.on_policy import EXACT, Arm, Way, config_of, ordinary_logprobs, steps_of
 from scripts.ablations.table import text_of
 
 SIZES = {"vocab_size": 256, "d_model": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "d_ff": 128}
@@ -58,6 +70,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 TEMPERATURES = (0.6, 0.9, 1.0, 1.7)
 PAGE, LENGTH = 16, 48
 LIKELIEST = 20
+ORDINARY = Arm("ordinary", is_deterministic=False, is_canonical=False)
+WARM_UP = 3  # steps that are not measured
+WAYS_STEPS = 50
 SHAPES = ((8, 512), (4, 2048))  # texts and tokens whose cost is measured
 
 
@@ -82,7 +97,10 @@ class Texts(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints the table, writes JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cost", action="store_true", help="measure processor time and memory instead")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--cost", action="store_true", help="measure processor time and memory instead")
+    modes.add_argument("--steps", action="store_true", help="measure processor time of whole steps instead")
+    modes.add_argument("--ways", action="store_true", help="compare weights after 50 steps instead")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="kinds of models")
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--texts", type=int, default=256, metavar="N", help="texts of each kind and dtype")
@@ -91,21 +109,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     args = parser.parse_args(argv)
     enable_jax_cache()
-    rows: list[dict[str, Any]] = []
+    if args.ways:
+        return ways()
+    rows: list[dict[str, Any]] = steps(args.rounds) if args.steps else []
     cells = [(kind, dtype) for kind in args.kinds for dtype in args.dtypes]
     if args.cost:
         cells = [(name, dtype) for name in args.models for dtype in args.dtypes]
-    for name, dtype in cells:
+    for name, dtype in () if args.steps else cells:
         rows += cost(name, dtype, args.rounds) if args.cost else [bits(name, dtype, args.texts)]
         print(dict(rows[-1]), file=sys.stderr, flush=True)
-        if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps({"fingerprint": ds.fingerprint(), "rows": rows}, indent=1) + "\n")
+        write(args.json, rows)
+    write(args.json, rows)
     print(text_of(rows))
-    if args.cost:
+    if args.cost or args.steps:
         return 0
     print(f"\n{sum(row['compared'] for row in rows):,} log-probabilities, of which {sum(row['differ'] for row in rows)} differ")
     return int(any(row["differ"] or not row["ordinary differ"] for row in rows))
+
+
+def write(file: Path | None, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes `rows` with what they were measured on, if there is a file for them."""
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"fingerprint": ds.fingerprint(), "rows": rows}, indent=1) + "\n")
 
 
 def bits(kind: str, dtype: str, number: int) -> dict[str, Any]:
@@ -267,6 +293,52 @@ def programs_of(cfg: ds.ModelConfig) -> dict[str, Callable[..., Any]]:
         "gradient": gradient(canonical(False)),
         "remat": gradient(canonical(True)),
     }
+
+
+def steps(rounds: int) -> list[dict[str, Any]]:
+    """A row for each kind of step: its processor time, that of an ordinary one, and their ratio, medians of steps in turns."""
+    model = ds.load()
+    config = dataclasses.replace(config_of("full", 0, model.cfg.dtype), samples=8, max_tokens=48, leaf=8, max_len=128)
+    arms = (EXACT, ORDINARY, ORDINARY._replace(name="ordinary, scored anew", scores_anew=True))
+    runs = {arm.name: steps_of(arm)(model, config, Way(32)) for arm in arms}
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(WARM_UP + rounds):
+        for name, run in runs.items():
+            began = cpu_s()
+            jax.block_until_ready(next(run))
+            if number >= WARM_UP:
+                spent[name].append(cpu_s() - began)
+    exact_s = median(spent[EXACT.name])
+    return [{"step": name, "seconds": median(each), "exact over it": exact_s / median(each)} for name, each in spent.items()]
+
+
+def ways() -> int:
+    """Prints a digest of the weights for each way; 1 if they are not one, or if those of an ordinary run are."""
+    cfg = ds.dense_config(**{**SIZES, "max_position": LENGTH, "dtype": "bfloat16"})
+    model = random_model(cfg)
+    schedule = ds.default_schedule(cfg).with_numerics(page=PAGE)
+    sampling = ds.SamplingParams(max_tokens=20, temperature=0.9, ignore_eos=True)
+    found = set()
+    axes = ((4, 8, 16), ("none", "ngram", "int8", "auto"), (False, True), (True, False), (1, 2, 4))
+    for places, method, has_half, shares, chips in itertools.product(*axes):
+        if chips > len(jax.local_devices()):
+            continue
+        num_pages = max(places, 8) * (LENGTH // PAGE) // 2 if has_half else None
+        engine = ds.EngineConfig(places, LENGTH, num_pages, shares, method, schedule=schedule)
+        policy = rl.Policy(model, engine, optimizer=optax.adam(1e-3), chips=chips)
+        prompts = [list(prompt) for prompt in bench_prompts(model, 2, PAGE + 4)]
+        for _ in range(WAYS_STEPS):
+            groups = policy.rollouts(prompts, samples=8, sampling=sampling)
+            rewards = [[float(sum(token % 2 for token in each.token_ids)) for each in group] for group in groups]
+            policy.update(groups, rewards, rl.grpo())
+        found.add(policy.digest())
+        pages, shared = "half of the" if has_half else "all", "shared" if shares else "own"
+        print(f"{places} places, {method}, {pages} pages, {shared} prefixes, {chips} chips: {policy.digest()[:16]}", flush=True)
+    config = dataclasses.replace(config_of("full", 0, "bfloat16"), max_len=LENGTH)
+    ends = [list(itertools.islice(steps_of(ORDINARY)(model, config, Way(places)), 10))[-1] for places in (4, 16)]
+    ordinary = {digest_weights(weights) for _, weights in ends}
+    print(f"{len(found)} digest of exact weights after {WAYS_STEPS} steps, {len(ordinary)} of ordinary ones after 10")
+    return int(len(found) != 1 or len(ordinary) != 2)
 
 
 def cpu_s() -> float:

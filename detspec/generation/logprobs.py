@@ -21,7 +21,7 @@ from detspec.generation.checks import is_traced
 from detspec.mesh import check_one_chip
 from detspec.model.layers import head_f32, logits_f32
 from detspec.model.params import Params
-from detspec.model.rows import RowOps, exact_ops
+from detspec.model.rows import KEEP, RowOps, exact_ops, kept_ops
 from detspec.model.transformer import sequence_streams
 from detspec.model.weights import Weight, weights
 from detspec.ops.master import Master
@@ -90,7 +90,8 @@ def given_logprobs(
 ) -> jax.Array:
     """`logprobs` at the temperature of each text, `[B]`, for any device that `numerics` are for."""
     T = tokens.shape[1]
-    ops = exact_ops(cfg, numerics)
+    head_ops = exact_ops(cfg, numerics)
+    ops = kept_ops(head_ops)
     masters = _masters(params, cfg)
 
     def of_texts(tokens: jax.Array, temperatures: jax.Array) -> jax.Array:
@@ -99,7 +100,7 @@ def given_logprobs(
         # A temperature that the compiler knew would be divided by as a factor, which it fuses with a following sum.
         unknown = jnp.where(jnp.isnan(normed[:, 0]), 1.0, jnp.repeat(temperatures, T))
         following = jnp.roll(tokens, -1, axis=1).reshape(-1)
-        of_rows = partial(_of_rows, masters, cfg, ops, logprobs_with_derivative(sum_fn(numerics)))
+        of_rows = partial(_of_rows, masters, cfg, head_ops, logprobs_with_derivative(sum_fn(numerics)))
         found = in_chunks(of_rows, LOGITS // cfg.vocab_size, normed, following, unknown)
         return jnp.roll(found.reshape(tokens.shape), 1, axis=1)
 
@@ -161,7 +162,7 @@ def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array, again
     filled = [jnp.pad(x, [(0, number * size - n), *[(0, 0)] * (x.ndim - 1)]) for x in by_row]
     chunks = [x.reshape(number, size, *x.shape[1:]) for x in filled]
     of_chunk: Callable[..., jax.Array] = lambda chunk: fn(*chunk)  # noqa: E731
-    found = jax.lax.map(jax.checkpoint(of_chunk) if again else of_chunk, chunks)
+    found = jax.lax.map(jax.checkpoint(of_chunk, policy=KEEP) if again else of_chunk, chunks)
     return found.reshape(number * size, *found.shape[2:])[:n]
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from detspec.config import ModelConfig
 from detspec.model.integer_rows import IntegerOps, fixed_epsilon
@@ -22,6 +23,8 @@ from detspec.riders.rider import AdaptFn, Product
 from detspec.schedule import Numerics
 
 NormFn = Callable[..., jax.Array]  # (x [..., D], scale [D]) -> [..., D]; a LayerNorm takes a bias [D], too
+KEPT = "kept"
+KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
 NORM_FNS: dict[str, NormFn] = {"rms": rms_norm, "layer": layer_norm}
 
 
@@ -86,6 +89,17 @@ def exact_ops(cfg: ModelConfig, numerics: Numerics) -> RowOps:
         experts_f32=experts_with_derivative(ops.experts_f32),
         attend_fn=attend_as_pages(numerics),
         take=take_with_derivative(operations(numerics).take),
+    )
+
+
+def kept_ops(ops: RowOps) -> RowOps:
+    """`ops` whose products and attention are kept where the policy of a checkpoint is `KEEP`."""
+
+    def keeping(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **how: jax.tree.map(partial(checkpoint_name, name=KEPT), fn(*args, **how))
+
+    return ops._replace(
+        products_f32=keeping(ops.products_f32), experts_f32=keeping(ops.experts_f32), attend_fn=keeping(ops.attend_fn)
     )
 
 

@@ -13,11 +13,12 @@ Found      Exact: 0 of 2,304 log-probabilities differ in bfloat16 and in float16
 
 import contextlib
 import dataclasses
+import itertools
 import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ from scripts.ablations.models import model_of, with_weights
 from scripts.ablations.table import Options, Plot, Promise, Row, carry_out
 
 Found = tuple[list[dict[str, Any]], Params]  # metrics of each step, and the weights after the last one
+Steps = Iterator[tuple[dict[str, float], Params]]  # metrics of a step, and the weights after it
 ROOT = Path(__file__).parents[2]
 DTYPES = {"tiny": ("bfloat16",), "full": ("bfloat16", "float16", "float32")}
 PROMPTS = ("class Stack:\n    def push(", "import os\n\ndef walk(path):\n    ", "def __init__(self, name", "try:\n    value = ")
@@ -59,6 +61,7 @@ class Arm(NamedTuple):
     weights: str | None = None  # of the sampler, where they are others than the trainer's
     is_deterministic: bool = True
     is_canonical: bool = True  # the trainer's forward pass
+    scores_anew: bool = False  # by the trainer's forward pass, instead of taking what the sampler reported
 
 
 class Way(NamedTuple):
@@ -137,7 +140,7 @@ def measure(options: Options) -> list[Row]:
         config = config_of(options.size, options.seed, dtype)
         for arm in ARMS:
             runs: dict[str, Callable[[], Found]] = {
-                way.name: partial(exact if arm is EXACT else with_arm(arm), model, config, way)
+                way.name: partial(whole, steps_of(arm), model, config, way)
                 for way in ways_of(options.size, arm, dtype)
                 if way.chips <= len(jax.local_devices())
             }
@@ -152,31 +155,36 @@ def measure(options: Options) -> list[Row]:
     return rows
 
 
-def exact(model: ds.Model, config: RLConfig, way: Way) -> Found:
-    """Metrics of each step, and the weights after the last one."""
+def whole(steps: Callable[[ds.Model, RLConfig, Way], Steps], model: ds.Model, config: RLConfig, way: Way) -> Found:
+    """All steps of a run."""
+    metrics, weights = zip(*itertools.islice(steps(model, config, way), config.num_steps), strict=True)
+    return list(metrics), weights[-1]
+
+
+def exact(model: ds.Model, config: RLConfig, way: Way) -> Steps:
+    """The steps of a policy."""
     engine_config = ds.EngineConfig(way.places, config.max_len, method=way.method)
     optimizer = make_optimizer(config.optimizer, config.num_steps)
     policy = rl.Policy(model, engine_config, optimizer=optimizer, leaf=config.leaf, chips=way.chips, run=config.name)
-    metrics = []
-    for _ in range(config.num_steps):
+    while True:
         groups = policy.rollouts(prompts_of(model), samples=config.samples, sampling=config.sampling)
-        metrics.append(policy.update(groups, [[reward(each) for each in group] for group in groups], config.objective))
-    return metrics, policy.state.params
+        metrics = policy.update(groups, [[reward(each) for each in group] for group in groups], config.objective)
+        yield metrics, jax.tree.map(jnp.copy, policy.state.params)  # the next step donates them
 
 
-def with_arm(arm: Arm) -> Callable[[ds.Model, RLConfig, Way], Found]:
-    """As `exact`, with the sampler and the trainer of `arm`, which a policy would refuse: its steps without the checks."""
+def steps_of(arm: Arm) -> Callable[[ds.Model, RLConfig, Way], Steps]:
+    """`exact`, or steps with the sampler and the trainer of `arm`, which a policy would refuse: its checks are left out."""
 
-    def run(model: ds.Model, config: RLConfig, way: Way) -> Found:
+    def run(model: ds.Model, config: RLConfig, way: Way) -> Steps:
         sampler = model if arm.weights is None else with_weights(model, arm.weights)
         engine = ds.Engine(sampler, ds.EngineConfig(way.places, config.max_len, method=way.method))
         optimizer = make_optimizer(config.optimizer, config.num_steps)
         gradient = gradient_fn(arm, model, config, engine.schedule)
+        score = jax.jit(lambda params, leaf: ordinary_logprobs(params, model.cfg, leaf.tokens, leaf.temperature))
         params = masters(model.params)
         opt_state = jax.jit(optimizer.init)(params)
         update, apply = jax.jit(optimizer.update), jax.jit(optax.apply_updates)
-        metrics = []
-        for step in range(config.num_steps):
+        for step in itertools.count():
             engine.update_params(published(params, model.cfg), weight_version=str(step))
             texts = sample(engine, config, step, is_deterministic=arm.is_deterministic)
             groups = [texts[at : at + config.samples] for at in range(0, len(texts), config.samples)]
@@ -184,14 +192,16 @@ def with_arm(arm: Arm) -> Callable[[ds.Model, RLConfig, Way], Found]:
             advantages = np.concatenate(advantages_of(rewards, config.objective.advantage))
             limit = model.cfg.max_position
             leaves = leaves_of(texts, advantages, config.objective, leaf=config.leaf, max_position=limit)
-            found = [np.asarray(gradient(params, leaf)[0]) for leaf in leaves]
-            metrics.append(compared(leaves, found, config.objective))
-            grads = sum_over_slices(lambda *each: gradient(*each)[1], params, leaves, chips=jax.local_devices()[:1])
+            if arm.scores_anew:
+                leaves = [leaf._replace(sampled=np.where(leaf.is_new, score(params, leaf), 0)) for leaf in leaves]
+            found = [gradient(params, leaf) for leaf in leaves]
+            grads = sum_over_slices(lambda _, of_leaf: of_leaf[1], params, found, chips=jax.local_devices()[:1])
+            metrics = compared(leaves, [np.asarray(logprobs) for logprobs, _ in found], config.objective)
             updates, opt_state = update(grads, opt_state, params)
             params = apply(params, updates)
-        return metrics, params
+            yield metrics, params
 
-    return run
+    return exact if arm is EXACT else run
 
 
 def gradient_fn(arm: Arm, model: ds.Model, config: RLConfig, schedule: ds.Schedule) -> Callable[[Params, Leaf], Any]:
