@@ -34,7 +34,7 @@ INLINE void scale_line(const int32_t *x, const int32_t *m, const int32_t *r, int
     const uint32_t of_low = (uint32_t)(x[i] & 0xffff) * (uint32_t)m[i];
     const int32_t high = (x[i] >> 16) * m[i] + (int32_t)(of_low >> 16), low = (int32_t)(of_low & 0xffff);
     const int32_t by = MIN(MAX(r[i], 1), 47), up = MAX(16 - by, 0), down = MAX(by - 16, 0);
-    const int32_t of_high = (int32_t)((uint32_t)(high + ((1 << down) >> 1)) << up) >> down;
+    const int32_t of_high = (int32_t)((uint32_t)(high + (int32_t)((1u << down) >> 1)) << up) >> down;
     const int32_t found = of_high + ((low + ((1 << MIN(by, 16)) >> 1)) >> MIN(by, 31));
     rare |= (r[i] < 1) | ((int32_t)((uint32_t)high << (up + 1)) >> (up + 1) != high);
     y[i] = MIN(MAX(found, -LIMIT), LIMIT);
