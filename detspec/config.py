@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from detspec.choices import WEIGHTS
+from detspec.choices import ACTIVATION_BITS, WEIGHTS
 from detspec.errors import InputError
 
 ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
@@ -184,7 +184,8 @@ class ModelConfig:
         thinking: how the model thinks while it reads; None if it has no layers for that.
         weights: "int8" for matrices rounded by row, whose products are exact sums of integers; None leaves them in `dtype`.
             Norms, biases and the embedding are in `dtype` either way, and a tied head is a rounded copy of the embedding.
-            "integer" for a model of integers alone, whose `kinds` have `IntegerAttention` and `IntegerMLP`.
+            "integer" for a model of integers alone, whose `kinds` have `IntegerAttention` and `IntegerMLP`; "integer8" for one
+            with activations of 8 bits, see `activation_bits`.
         norm: "rms", or "layer" for norms that subtract the mean (LayerNorm: GPT-2, GPT-NeoX, OPT).
         norm_bias: norms of the layers and the last one add a bias.
         embed_scale: embeddings are multiplied by it (Granite); None leaves them.
@@ -263,6 +264,16 @@ class ModelConfig:
         """Returns the model cut off after `num_layers` layers; if it has fewer, its pattern goes on from the start."""
         pattern = tuple(self.pattern[index % len(self.pattern)] for index in range(num_layers))
         return dataclasses.replace(self, pattern=pattern)
+
+    @property
+    def activation_bits(self) -> int | None:
+        """The bits of activations of an integer model; None of a model in floats."""
+        return ACTIVATION_BITS.get(self.weights or "")
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is a model of integers alone."""
+        return self.activation_bits is not None
 
     @property
     def jax_dtype(self) -> jnp.dtype:

@@ -47,7 +47,7 @@ def schedule_for(
     in float16. On a Hopper GPU, wide heads need shorter pages, and many query heads per KV head shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
-    is_integer = cfg is not None and cfg.weights == "integer"
+    is_integer = cfg is not None and cfg.is_integer
     if platform == "cpu" and find_compiler() is None:
         warnings.warn(
             f"{NO_KERNELS}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2
@@ -106,7 +106,7 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
             f"Numerics.implementation {name!r} needs {needed}, but this process runs on {device.device_kind}: "
             'use "reference", or interpret=True for a slow simulation'
         )
-    if cfg.weights != "integer" and schedule.numerics != schedule.numerics.for_weights(cfg.dtype):
+    if not cfg.is_integer and schedule.numerics != schedule.numerics.for_weights(cfg.dtype):
         raise InputError(
             f'the pinned products of "pallas_gpu" take weights in bfloat16 or float16, and the model has {cfg.dtype}: '
             'use Numerics.linear "xla", or convert the model'

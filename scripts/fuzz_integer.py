@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.cache import init_cache
+from detspec.choices import ACTIVATION_BITS
 from detspec.config import ModelConfig, RopeScaling
 from detspec.integer import spec
 from detspec.integer.spec import LIMIT, Text, Wishes
@@ -38,6 +39,7 @@ from detspec.state import SamplingArrays, Windows
 NUMERICS = Numerics(page=16, implementation="reference", linear="xla", cache_dtype="int8")
 LENGTH, WINDOW = 24, 8
 FIRST_SEED = 20_000
+MOST = {15: 16_000, 8: 1_000}  # magnitude of weights by bits of activations: rotated embeddings are up to 16 times larger
 MODES = ("raw", "processed", "tempered")
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 # vocabulary, width, layers, heads, KV heads, size of a head, width of the MLP; and what differs
@@ -59,9 +61,9 @@ def config(index: int) -> ModelConfig:
 
 
 @cache
-def program(index: int) -> Any:
-    """Logits, choices and penalised logits of a text, for a shape."""
-    cfg = integer_config(config(index))
+def program(index: int, bits: int) -> Any:
+    """Logits, choices and penalised logits of a text, for a shape and bits of activations."""
+    cfg = integer_config(config(index), bits)
     empty = init_cache(cfg, max_requests=1, max_len=LENGTH, numerics=NUMERICS)
 
     def run(params: Any, tokens: jax.Array, rows: SamplingArrays, count: jax.Array) -> Any:
@@ -76,8 +78,8 @@ def program(index: int) -> Any:
     return jax.jit(run)
 
 
-def drawn_params(cfg: ModelConfig, rng: np.random.Generator) -> Any:
-    """Weights in floats."""
+def drawn_params(cfg: ModelConfig, rng: np.random.Generator, most: int) -> Any:
+    """Weights in floats up to `most`."""
     degrees = rng.choice([1.5, 3.0, 30.0])
     size = 2.0 ** rng.uniform(-7, 0)
 
@@ -94,7 +96,7 @@ def drawn_params(cfg: ModelConfig, rng: np.random.Generator) -> Any:
             x[:, rng.integers(0, x.shape[1], 3)] *= 2.0 ** rng.uniform(0, 8)
         if x.ndim == 2 and rng.random() < 0.5:
             x[rng.integers(0, x.shape[0], 2)] = 0
-        return np.clip(x, -16_000, 16_000).astype(np.float32)
+        return np.clip(x, -most, most).astype(np.float32)
 
     return jax.tree.map_with_path(draw, param_shapes(cfg))
 
@@ -132,18 +134,18 @@ def defined(params: Any, cfg: ModelConfig, tokens: np.ndarray, sampling: Sequenc
     return logits, (chosen, logprobs), spec.penalised(logits, count > 0, count, *penalties)
 
 
-def trial(seed: int) -> list[str]:
-    """Compares one model and its rows; the names of what differs."""
+def trial(seed: int, bits: int) -> list[str]:
+    """Compares one model with so many bits of activations and its rows; the names of what differs."""
     rng = np.random.default_rng(seed)
     index = seed % len(SHAPES)
     cfg = config(index)
-    params = integer_params(cfg, drawn_params(cfg, rng))
+    params = integer_params(cfg, drawn_params(cfg, rng, MOST[bits]), bits)
     tokens = rng.integers(0, cfg.vocab_size, LENGTH)
     sampling = [drawn_sampling(rng) for _ in range(LENGTH)]
     count = np.where(rng.random((LENGTH, cfg.vocab_size)) < 0.1, rng.integers(1, 50, (LENGTH, cfg.vocab_size)), 0)
     rows = jax.tree.map(jnp.asarray, sampling_arrays(sampling))
-    found = program(index)(params, jnp.asarray(tokens, jnp.int32), rows, jnp.asarray(count, jnp.int32))
-    expected = defined(params, integer_config(cfg), tokens, sampling, count)
+    found = program(index, bits)(params, jnp.asarray(tokens, jnp.int32), rows, jnp.asarray(count, jnp.int32))
+    expected = defined(params, integer_config(cfg, bits), tokens, sampling, count)
     names = ("logits", "tokens", "log-probabilities", "penalised logits")
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), names, strict=True)
     return [name for a, b, name in pairs if not np.array_equal(np.asarray(a), b, equal_nan=name == names[2])]
@@ -155,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--number", type=int, default=10_000, help="trials")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="seed of the first trial; the others follow")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no trial begins after this time")
+    parser.add_argument("--weights", choices=ACTIVATION_BITS, default="integer", help="kind of the models")
     args = parser.parse_args(arguments)
     began = time.monotonic()
     done = 0
@@ -162,8 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in range(args.seed, args.seed + args.number):
             if time.monotonic() - began > 60 * args.minutes:
                 break
-            if differs := trial(seed):
-                print(f"{', '.join(differs)} differ: python -m scripts.fuzz_integer --seed {seed} --number 1")
+            if differs := trial(seed, ACTIVATION_BITS[args.weights]):
+                again = f"--seed {seed} --number 1 --weights {args.weights}"
+                print(f"{', '.join(differs)} differ: python -m scripts.fuzz_integer {again}")
                 return 1
             done += 1
             progress.finished()

@@ -113,8 +113,9 @@ def load(
             parameters; the first device if None.
         weights: "int8" rounds every matrix by row, each shard where it lies: half of the memory of bfloat16, and products that
             are exact sums of integers (see `detspec.ops.linear.int8`). It is another model, with other bits and another digest.
-            "integer" makes a model of integers alone, whose bits follow from arithmetic, see docs/integer.md. Loading needs the
-            memory of the model in its own dtype. None keeps that.
+            "integer" makes a model of integers alone, whose bits follow from arithmetic, see docs/integer.md; "integer8" one
+            with activations of 8 bits in the place of 15. Loading needs the memory of the model in its own dtype. None keeps
+            that.
         long_texts: rotations as for texts beyond the original length, for all texts: another model, of Phi-3's kind alone.
         kinds: classes of layers of your own that a folder of ours may name, see docs/extending.md.
 
@@ -149,8 +150,8 @@ def load(
         digest = None
     if weights is not None:
         rounded = with_weights(cfg, weights)
-        if weights == "integer":  # made on the host, and put where the others were
-            params = put(integer_params(cfg, params), place_of(cfg, params), param_specs(rounded))
+        if rounded.activation_bits is not None:  # made on the host, and put where the others were
+            params = put(integer_params(cfg, params, rounded.activation_bits), place_of(cfg, params), param_specs(rounded))
         else:
             params = quantized(params, cfg, free=True)
         cfg = rounded

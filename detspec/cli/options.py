@@ -41,7 +41,8 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         choices=WEIGHTS,
-        help="round matrices to int8, or make a model of integers alone: other bits (default: weights as the folder has them)",
+        help="round matrices to int8, or make a model of integers alone, with activations of 15 or of 8 bits: other bits "
+        "(default: weights as the folder has them)",
     )
     parser.add_argument(
         "--long-texts",

@@ -1,4 +1,4 @@
-"""Conformance of a device with "integer/1": each operation by its hash, then texts of the shipped model."""
+"""Conformance of a device with an arithmetic of integers: each operation by its hash, then texts of the shipped model."""
 
 import dataclasses
 import hashlib
@@ -13,6 +13,7 @@ import numpy as np
 
 from detspec.cache import KV, Int8Pages
 from detspec.checkpoint.load import Model, load
+from detspec.choices import ACTIVATION_BITS
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import chosen_schedule
@@ -35,6 +36,7 @@ class ConformanceReport:
     device: str
     found: dict[str, str]
     expected: dict[str, str]
+    arithmetic: str = spec.VERSION
 
     @property
     def differing(self) -> list[str]:
@@ -43,7 +45,7 @@ class ConformanceReport:
 
     def table(self) -> str:
         """The report for people."""
-        lines = [f"{spec.VERSION} on {self.device}", ""]
+        lines = [f"{self.arithmetic} on {self.device}", ""]
         for name, digest in self.expected.items():
             here = self.found.get(name, "")
             lines.append(f"  {name:20} {here[:16]}  {'OK' if here == digest else f'DIFFERS, expected {digest[:16]}'}")
@@ -55,19 +57,20 @@ class ConformanceReport:
         return "\n".join(lines)
 
 
-def run_conformance(on_progress: Callable[[str], None] = lambda step: None) -> ConformanceReport:
-    """Runs all operations on this device, then generates texts of the shipped model."""
+def run_conformance(on_progress: Callable[[str], None] = lambda step: None, weights: str = "integer") -> ConformanceReport:
+    """Runs all operations of models with such `weights` on this device, then generates texts of the shipped model."""
+    bits = ACTIVATION_BITS[weights]
     on_progress("operations")
-    found = conformance.digests(device_functions())
+    found = conformance.digests(device_functions(bits), bits)
     on_progress("texts of the shipped model")
-    found[TEXTS] = digest_of_texts(generated_texts(load(SHIPPED, weights="integer")))
-    return ConformanceReport(jax.devices()[0].device_kind, found, conformance.expected())
+    found[TEXTS] = digest_of_texts(generated_texts(load(SHIPPED, weights=weights)))
+    return ConformanceReport(jax.devices()[0].device_kind, found, conformance.expected(bits), spec.VERSIONS[bits])
 
 
-def device_functions(**others: Callable[..., Any]) -> Any:
+def device_functions(bits: int = 15, **others: Callable[..., Any]) -> Any:
     """The functions of the arithmetic as this device runs them, compiled; they take and give numpy's arrays.
 
-    `others` stand in the place of functions of the same names.
+    Activations have so many `bits`. `others` stand in the place of functions of the same names.
     """
 
     def kept(below: jax.Array, asked: Any) -> jax.Array:
@@ -77,7 +80,7 @@ def device_functions(**others: Callable[..., Any]) -> Any:
         names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
         return integer_choices.penalised(logits, seen, count, SimpleNamespace(**dict(zip(names, penalties, strict=True))))
 
-    functions = integer_functions(chosen_schedule(None, load(SHIPPED, weights="integer").cfg).numerics)
+    functions = integer_functions(chosen_schedule(None, load(SHIPPED, weights="integer").cfg).numerics, bits)
     own: dict[str, Callable[..., Any]] = {
         name: getattr(integer, name) for name in ("rounded_shift", "scaled", "added", "sine", "cached", "power")
     }

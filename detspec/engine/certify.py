@@ -56,7 +56,7 @@ def certify(device: Device, plan: Plan) -> Certificate:
     texts are found there in a second run, whose passes read them: its bits must be those of the first. Plans of integer models
     need no trial: their bits are a function of integers.
     """
-    if device.model.cfg.weights == "integer" and not plan.ordinary:
+    if device.model.cfg.is_integer and not plan.ordinary:
         return Certificate(plan, CERTIFIED)
     if plan.ordinary:
         probes = Probes(device, plan.batch, deterministic=False)
@@ -164,7 +164,7 @@ def certified_passes(device: Device) -> Schedule:
     Both read the same made-up texts, for log-probabilities, targets and what riders find.
     """
     large = large_passes(device.schedule, device.config.max_len)
-    if large == device.schedule or device.model.cfg.weights == "integer":
+    if large == device.schedule or device.model.cfg.is_integer:
         return large
     anchor, other = (jax.tree.leaves(_replayed(device, schedule)) for schedule in (device.schedule, large))
     return large if all(same_bits(a, b).all() for a, b in zip(anchor, other, strict=True)) else device.schedule

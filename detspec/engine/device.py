@@ -122,7 +122,7 @@ class Device:
                 'the draft "ngram", "int8", "self" or "none"'
             )
         self.shares_pages = shares_pages(model.cfg, self.schedule.numerics)
-        if model.cfg.weights == "integer" and riders:
+        if model.cfg.is_integer and riders:
             raise InputError(f"rider {riders[0].name!r} works on floats, which an integer model has none of")
         drafts = any(name != "none" for name in config.methods)
         check_seats(model.cfg, self.schedule.numerics, config.num_speculative_tokens if drafts else 0)

@@ -41,7 +41,7 @@ from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.generation.checks import each_sampling, listed_prompts
 from detspec.held import compiler_options
-from detspec.integer.spec import VERSION as ARITHMETIC
+from detspec.integer.spec import VERSIONS
 from detspec.mesh import places_of
 from detspec.model.params import Params, fitted
 from detspec.plain import plain, plain_ids
@@ -213,8 +213,8 @@ class Engine:
     def fingerprint(self) -> dict[str, object]:
         """Everything but the request that committed bits may depend on; of an integer model no machine and no schedule."""
         version = {} if self._weight_version is None else {"weight_version": self._weight_version}
-        if self.model.cfg.weights == "integer":
-            return {"arithmetic": ARITHMETIC, "model": self.model.digest, **version}
+        if self.model.cfg.activation_bits is not None:
+            return {"arithmetic": VERSIONS[self.model.cfg.activation_bits], "model": self.model.digest, **version}
         own = {"mesh": self.replicas[0].mesh, "model": self.model.digest, **version, "schedule": self.schedule.bits()}
         machine = fingerprint()
         options = compiler_options(self.schedule.numerics, machine["backend"])

@@ -1,4 +1,4 @@
-/* The arithmetic "integer/1" in plain C99, token by token. spec.py defines it; functions have the names that they have there.
+/* The arithmetics "integer/1" and "integer8/1" in plain C99, token by token. spec.py defines them; functions have its names.
  *
  *     cc -std=c99 -O2 -o audit audit.c
  *     ./audit MODEL REQUESTS RESULTS [LOGITS]
@@ -20,7 +20,7 @@ typedef int32_t i32;
 typedef uint32_t u32;
 typedef uint64_t u64;
 
-enum { MAGIC = 0x31544E49, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 131072, LEFT_RANGE = INT32_MIN };
+enum { MAGIC = 0x31544E49, MAGIC_8 = 0x38544E49, MAX_BLOCK = 1 << 15, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 131072, LEFT_RANGE = INT32_MIN };
 enum { LOG2_E = 23637, LN_2 = 22713, GUMBEL_SHIFT = 24020, SMALLEST_LOGPROB = -(1 << 24), BEND = 48408812 };
 enum { ONE = 0x3F800000, INFINITE = 0x7F800000 }; /* bits of float32 */
 enum { RAW, PROCESSED, TEMPERED };                /* whose log-probabilities are reported */
@@ -43,6 +43,7 @@ typedef struct {
 } Layer;
 
 static int L, D, F, N, K, H, V; /* layers, widths of stream and MLP, heads of queries and keys, their width, vocabulary */
+static int in_8_bits;           /* whether activations are */
 static i32 score_mantissa, score_exponent, epsilon, *SINES, *LOGS, *INVERSE_ROOTS, *embed, *final_norm;
 static Layer *layers;
 static Matrix head;
@@ -100,7 +101,9 @@ static Matrix matrix(int m, int n) {
 }
 
 static void read_model(void) {
-    if (word() != MAGIC) fail("this is no model of integer/1");
+    u32 magic = word();
+    if (magic != MAGIC && magic != MAGIC_8) fail("this is no model of integer/1 or integer8/1");
+    in_8_bits = magic == MAGIC_8;
     L = number_in(1, 10000), D = number_in(1, 32768), F = number_in(1, 131072), N = number_in(1, 4096);
     K = number_in(1, N), H = number_in(2, 512), V = number_in(1, 262128);
     if (N % K || H % 2 || N * H > 131072) fail("the model has heads that do not fit");
@@ -169,13 +172,28 @@ static i64 added(i64 a, i64 b) { return size_of(a) >= LIMIT ? a : size_of(b) >= 
 
 /* --- Functions ----------------------------------------------------------------------------------------------------------- */
 
-/* spec.py adds up two halves of the values, each in 32 bits, and joins them; whole values in 64 bits give the same. */
+/* Rounds `a`, which stands for `a * mantissa * 2**exponent`, to 8 bits where it lies; its largest becomes 127. */
+static Activations rounded(i64 *a, int n, i64 mantissa, i64 exponent) {
+    int shift = narrowed(a, n, 15);
+    i64 largest = larger(largest_size(a, n), 1), inverse = raised(127, 22) / largest;
+    int raise_by = 15 - bit_length(largest);
+    for (int i = 0; i < n; i++) a[i] = rounded_shift(a[i] * inverse, 22);
+    mantissa = rounded_shift(rounded_shift(raised(largest, raise_by) * 16513, 14) * mantissa, 15);
+    Activations found = {a, mantissa, between(INT32_MIN, shift - raise_by - 7 + 15 + exponent, LOST)};
+    return found;
+}
+
+/* A row as products take it. */
+static Activations as_read(Activations a, int n) { return in_8_bits ? rounded(a.values, n, a.mantissa, a.exponent) : a; }
+
+/* In JAX two halves of 15 bits are added up, each in 32 bits, and joined; whole values in 64 bits give the same. */
 static void product(Activations a, Matrix w, const i32 *bias, i64 *out) {
+    int dropped = in_8_bits ? 0 : 8;
     for (int j = 0; j < w.m; j++) {
         const int8_t *values = w.values + (size_t) j * w.n;
         i64 total = 0, mantissa = rounded_shift(a.mantissa * w.mantissa[j], 15);
         for (int i = 0; i < w.n; i++) total += a.values[i] * values[i];
-        out[j] = scaled(rounded_shift(total, 8), mantissa, -(a.exponent + w.exponent[j] + 15 + 8 + 16));
+        out[j] = scaled(rounded_shift(total, dropped), mantissa, -(a.exponent + w.exponent[j] + 15 + dropped + 16));
         if (is_lost(a.exponent)) out[j] = LIMIT;
         if (bias) out[j] = added(out[j], bias[j]);
     }
@@ -223,12 +241,10 @@ static Activations turned(i64 *a, const i32 *norm, const u32 *steps, u64 positio
 }
 
 static void cached(i64 *a, i64 mantissa, i64 exponent, Cached to, size_t place) {
-    int shift = narrowed(a, H, 15);
-    i64 largest = larger(largest_size(a, H), 1), inverse = raised(127, 22) / largest;
-    int raise_by = 15 - bit_length(largest);
-    for (int i = 0; i < H; i++) to.values[place * H + i] = (int8_t) rounded_shift(a[i] * inverse, 22);
-    to.mantissa[place] = (i32) rounded_shift(rounded_shift(raised(largest, raise_by) * 16513, 14) * mantissa, 15);
-    to.exponent[place] = (i32) between(INT32_MIN, shift - raise_by - 7 + 15 + exponent, LOST);
+    Activations found = rounded(a, H, mantissa, exponent);
+    for (int i = 0; i < H; i++) to.values[place * H + i] = (int8_t) a[i];
+    to.mantissa[place] = (i32) found.mantissa;
+    to.exponent[place] = (i32) found.exponent;
 }
 
 static i64 power(i64 d, int *n) {
@@ -278,12 +294,24 @@ static Activations gated(void) {
     return found;
 }
 
+/* The Hadamard transform of blocks of `a`, each as long as the largest power of two that divides `n`. */
+static void hadamard(i64 *a, int n) {
+    int block = n & -n;
+    if (block > MAX_BLOCK) block = MAX_BLOCK;
+    for (int size = 1; size < block; size *= 2)
+        for (int i = 0; i < n; i++) {
+            if (i & size) continue;
+            i64 first = a[i], second = a[i + size];
+            a[i] = first + second, a[i + size] = first - second;
+        }
+}
+
 /* Reads a token: its keys and values join the cache, and `logits` are those of what comes next. */
 static void read_token(i32 token, int position) {
     for (int i = 0; i < D; i++) stream[i] = embed[(size_t) token * D + i];
     for (Layer *l = layers; l < layers + L; l++) {
         int first = l->window && l->window <= position ? position - l->window + 1 : 0;
-        Activations a = normed(stream, D, l->attn_norm, row);
+        Activations a = as_read(normed(stream, D, l->attn_norm, row), D);
         product(a, l->q, l->q_bias, q), product(a, l->k, l->k_bias, k), product(a, l->v, l->v_bias, v);
         for (int j = 0; j < K; j++) {
             Activations key = turned(k + j * H, l->k_norm, l->steps, position);
@@ -295,14 +323,16 @@ static void read_token(i32 token, int position) {
             query.exponent += narrowed(query.values, H, 14) - 14;
             attended(query, l, j / (N / K), first, position, mixed + j * H);
         }
-        product(row_of(mixed, N * H, -16), l->o, NULL, row);
+        product(as_read(row_of(mixed, N * H, -16), N * H), l->o, NULL, row);
         for (int i = 0; i < D; i++) stream[i] = added(stream[i], row[i]);
-        a = normed(stream, D, l->mlp_norm, row);
+        a = as_read(normed(stream, D, l->mlp_norm, row), D);
         product(a, l->gate, NULL, gate), product(a, l->up, NULL, up);
-        product(gated(), l->down, NULL, row);
+        a = gated();
+        if (in_8_bits) hadamard(a.values, F);
+        product(as_read(a, F), l->down, NULL, row);
         for (int i = 0; i < D; i++) stream[i] = added(stream[i], row[i]);
     }
-    product(normed(stream, D, final_norm, row), head, NULL, logits);
+    product(as_read(normed(stream, D, final_norm, row), D), head, NULL, logits);
 }
 
 /* --- Log-probabilities and choices --------------------------------------------------------------------------------------- */

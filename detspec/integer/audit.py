@@ -1,4 +1,4 @@
-"""Texts audited by audit.c, the arithmetic "integer/1" in C, or by spec.py; nothing here is of jax.
+"""Texts audited by audit.c, both arithmetics of integers in C, or by spec.py; nothing here is of jax.
 
 weights, sizes = spec_model(model.cfg, model.params)
 text = AuditedText([5, 17, 9], temperature=0.8, seed=7)
@@ -22,7 +22,7 @@ from detspec.integer import spec
 from detspec.integer.spec import INVERSE_ROOTS, LIMIT, LOGS, SINES, SMALLEST, IntMatrix, Scale, Sizes, Text, Wishes
 from detspec.native.processor import NO_COMPILER, find_compiler
 
-MAGIC = 0x31544E49  # "INT1"
+MAGIC = {15: 0x31544E49, 8: 0x38544E49}  # "INT1" and "INT8", by the bits of activations
 LEFT_RANGE = -(2**31)  # a log-probability or choice where numbers have left their range
 MODES = ("raw", "processed", "tempered")  # audit.c numbers them so
 BLOCK = 256  # tokens that spec.py reads at once: it holds several numbers for each token of the vocabulary
@@ -191,7 +191,8 @@ def write_model(path: Path, weights: Mapping[str, Any], sizes: Sizes) -> None:
     if len(inner) > 1:
         raise InputError(f"audit.c takes models whose MLPs have one width, got {sorted(inner)}")
     with path.open("wb") as file:
-        _words(file, MAGIC, len(layers), width, *inner, sizes.num_heads, sizes.num_kv_heads, of_head, vocabulary)
+        _words(file, MAGIC[sizes.activation_bits], len(layers), width, *inner)
+        _words(file, sizes.num_heads, sizes.num_kv_heads, of_head, vocabulary)
         _words(file, sizes.score_mantissa, sizes.score_exponent, sizes.epsilon)
         for table in (SINES, LOGS, INVERSE_ROOTS, weights["embed"]):
             _array(file, table)

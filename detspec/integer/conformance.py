@@ -1,13 +1,15 @@
 """Hashes of the operations of "integer/1" for made-up numbers: a device that gives the same is equal to all others.
 
-The numbers come from the arithmetic's own Threefry. `expected.json` holds the hashes that `spec.py` gives.
+The numbers come from the arithmetic's own Threefry. `expected.json` holds the hashes that `spec.py` gives. The operations that
+"integer8/1" has in the place of others have theirs in `expected_8_bits.json`.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.resources import files
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +25,8 @@ KV_HEADS = 2
 HEAD_DIM = 32
 LENGTH = 48  # keys that attention looks at
 SIZES = spec.Sizes(HEADS, KV_HEADS, 16_713, -16, 1, (), ())  # scores times log2(e) / sqrt(32)
-FILE = "expected.json"
+FILES = {15: "expected.json", 8: "expected_8_bits.json"}  # by the bits of activations
+OF_BITS = ("product", "gate")  # the operations that these change
 TEXTS = "texts"  # the name of what the shipped model generates
 
 
@@ -56,8 +59,8 @@ def _kept(name: str) -> spec.Cached:
     return spec.cached(x, spec.row_of(x, -spec.FRACTION))
 
 
-def cases() -> tuple[Trial, ...]:
-    """All operations, in the order in which a model runs them."""
+def cases(bits: int = 15) -> tuple[Trial, ...]:
+    """All operations in the order in which a model runs them; with activations of 8 bits those that differ."""
     wide = made_up("wide", ROWS, WIDTH)
     shifts = made_up("shifts", ROWS, WIDTH, bits=6, signed=False)
     mantissas = made_up("mantissas", ROWS, WIDTH, bits=16, signed=False)
@@ -91,7 +94,7 @@ def cases() -> tuple[Trial, ...]:
     seen = made_up("seen", ROWS, VOCABULARY) > 0
     count = np.where(seen, made_up("count", ROWS, VOCABULARY, bits=12, signed=False), 0)
     penalties = tuple(np.resize(np.asarray(each, np.float32), ROWS) for each in ([1, 1.3, 0.7], [0, 0.5, -2], [0, 1.5, -0.25]))
-    return (
+    trials = (
         Trial("rounded shift", (wide, shifts), lambda f, x, r: f.rounded_shift(x, r)),
         Trial("scaled", (wide, mantissas, shifts), lambda f, x, m, r: f.scaled(x, m, r - 10)),
         Trial("sum with limits", (stream, wide), lambda f, x, y: f.added(x, y)),
@@ -109,6 +112,14 @@ def cases() -> tuple[Trial, ...]:
         Trial("filters", (logits, asked), lambda f, logits, asked: f.kept(f.tempered(logits, asked.temperature), asked)),
         Trial("penalties", (logits, seen, count, *penalties), lambda f, *given: f.penalised(*given)),
     )
+    return trials if bits == 15 else tuple(trial for trial in trials if trial.name in OF_BITS)
+
+
+def definition(bits: int) -> Any:
+    """The functions of `spec.py` for activations of so many bits."""
+    if bits == 15:
+        return spec
+    return SimpleNamespace(product=partial(spec.product, bits=bits), gated=lambda gate, up: spec.spread(spec.gated(gate, up)))
 
 
 def digest(found: Any) -> str:
@@ -126,9 +137,10 @@ def digest(found: Any) -> str:
     return hashed.hexdigest()
 
 
-def digests(functions: ModuleType | Any = spec) -> dict[str, str]:
-    """The hash of each case, by functions of the arithmetic that take and give numpy's arrays."""
-    return {case.name: digest(case.run(functions, *case.arguments)) for case in cases()}
+def digests(functions: Any = None, bits: int = 15) -> dict[str, str]:
+    """The hash of each case, by functions of the arithmetic that take and give numpy's arrays; None are those of `spec.py`."""
+    functions = definition(bits) if functions is None else functions
+    return {case.name: digest(case.run(functions, *case.arguments)) for case in cases(bits)}
 
 
 def of_all(found: Mapping[str, str]) -> str:
@@ -136,6 +148,6 @@ def of_all(found: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def expected() -> dict[str, str]:
+def expected(bits: int = 15) -> dict[str, str]:
     """The hashes that the package comes with."""
-    return dict(json.loads(files("detspec.integer").joinpath(FILE).read_text(encoding="utf-8")))
+    return dict(json.loads(files("detspec.integer").joinpath(FILES[bits]).read_text(encoding="utf-8")))

@@ -1,5 +1,8 @@
 """The arithmetic "integer/1": an integer model as functions of integers. This file is the definition; it imports numpy alone.
 
+The arithmetic "integer8/1" has activations of 8 bits in the place of 15: `product` rounds them, and `spread` precedes the last
+product of an MLP. All else is the same.
+
 Sums of integers are associative: any batch, order, split, number of chips, library and compiler gives these values.
 
     fixed      an integer with 16 fraction bits: the stream, logits, log-probabilities, biases
@@ -22,11 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 VERSION = "integer/1"
+VERSIONS = {15: VERSION, 8: "integer8/1"}  # by the bits of activations
 FRACTION = 16  # fraction bits of fixed numbers
 SMALLEST = 2.0**-126  # of float32 without leading zeros, as requests give it
 LIMIT = 2**30 - 1  # numbers of this size have left their range
 LOST = 10_000  # the exponent of what was made of them; others are far smaller
 MAX_POSITIONS = 131_072
+MAX_BLOCK = 2**15  # numbers that a Hadamard transform adds up: with 14 bits each, they stay below LIMIT
 LOG2_E = 23_637  # log2(e), 14 fraction bits
 LN_2 = 22_713  # ln(2), 15 fraction bits
 GUMBEL_SHIFT = 24_020  # -ln(ln(2)), 16 fraction bits
@@ -78,6 +83,7 @@ class Sizes(NamedTuple):
     epsilon: int  # the norms' epsilon, 32 fraction bits
     steps: tuple[tuple[int, ...], ...]  # for each layer, turns of a rotation from one position to the next, 48 fraction bits
     windows: tuple[int | None, ...]  # for each layer, how many positions a token sees, its own included; None is all
+    activation_bits: int = 15  # or 8
 
 
 # --- Numbers -----------------------------------------------------------------------------------------------------------------
@@ -149,11 +155,13 @@ def added(x: Array, y: Array) -> Array:
 # --- Functions ---------------------------------------------------------------------------------------------------------------
 
 
-def product(row: Activations, matrix: IntMatrix, bias: Array | None = None) -> Array:
-    """`row [..., n]` times `matrix [m, n]`, plus `bias [m]`: fixed `[..., m]`."""
-    total = rounded_shift(dot(row.values, matrix.values.T), 8)  # two products of 8 bits, where there are none of 15
+def product(row: Activations, matrix: IntMatrix, bias: Array | None = None, *, bits: int = 15) -> Array:
+    """`row [..., n]` times `matrix [m, n]`, plus `bias [m]`: fixed `[..., m]`. With 8 `bits` the row is rounded first."""
+    row = Activations(*cached(row.values, row)) if bits == 8 else row
+    dropped = 0 if bits == 8 else 8  # a product with 15 bits is two products with 8, where there are none of 15
+    total = rounded_shift(dot(row.values, matrix.values.T), dropped)
     mantissa = rounded_shift(row.mantissa[..., None] * matrix.mantissa, 15)
-    y = scaled(total, mantissa, -(row.exponent[..., None] + matrix.exponent + 15 + 8 + FRACTION))
+    y = scaled(total, mantissa, -(row.exponent[..., None] + matrix.exponent + 15 + dropped + FRACTION))
     y = np.where(is_lost(row.exponent)[..., None], LIMIT, y)
     return y if bias is None else added(y, bias)
 
@@ -262,6 +270,30 @@ def gated(gate: Array, up: Array) -> Activations:
     return row._replace(exponent=np.where(lost, LOST, row.exponent + of_first + of_second - 2 * FRACTION))
 
 
+def block_of(n: int) -> int:
+    """The largest power of two that divides `n`, at most MAX_BLOCK."""
+    return min(n & -n, MAX_BLOCK)
+
+
+def hadamard(x: Array) -> Array:
+    """Hadamard transforms of blocks of `x [..., n]`, each `block_of(n)` long: sums and differences, stage by stage.
+
+    Twice the same is `block_of(n) * x`. With blocks of 2: `[a, b, c, d]` becomes `[a + b, a - b, c + d, c - d]`.
+    """
+    y = x.reshape(*x.shape[:-1], -1, block_of(x.shape[-1]))
+    size = 1
+    while size < y.shape[-1]:
+        first, second = np.split(y.reshape(*y.shape[:-1], -1, 2, size), 2, axis=-2)
+        y = np.concatenate([first + second, first - second], axis=-2).reshape(y.shape)
+        size *= 2
+    return y.reshape(x.shape)
+
+
+def spread(row: Activations) -> Activations:
+    """The Hadamard transform of a row: a large value becomes many small ones, which 8 bits hold. Values then have 29 bits."""
+    return row._replace(values=hadamard(row.values))
+
+
 # --- The model ---------------------------------------------------------------------------------------------------------------
 
 
@@ -281,16 +313,21 @@ class Text:
         for index, layer in enumerate(self.weights["layers"]):
             x = added(x, self._mixed(index, layer, normed(x, layer["attn_norm"], self.shape.epsilon), positions))
             row = normed(x, layer["mlp_norm"], self.shape.epsilon)
-            x = added(x, product(gated(product(row, layer["gate"]), product(row, layer["up"])), layer["down"]))
+            inner = gated(self._product(row, layer["gate"]), self._product(row, layer["up"]))
+            x = added(x, self._product(spread(inner) if self.shape.activation_bits == 8 else inner, layer["down"]))
         self.length += len(tokens)
-        return product(normed(x, self.weights["final_norm"], self.shape.epsilon), self.weights["head"])
+        return self._product(normed(x, self.weights["final_norm"], self.shape.epsilon), self.weights["head"])
+
+    def _product(self, row: Activations, matrix: IntMatrix, bias: Array | None = None) -> Array:
+        """A product with the model's bits of activations."""
+        return product(row, matrix, bias, bits=self.shape.activation_bits)
 
     def _mixed(self, index: int, layer: dict[str, Any], row: Activations, positions: Array) -> Array:
         """Sum that attention adds to the stream of the tokens at `positions [T]`, fixed `[T, D]`."""
         shape = self.shape
 
         def heads(name: str, number: int) -> Array:
-            found = product(row, layer[name], layer.get(f"{name}_bias"))
+            found = self._product(row, layer[name], layer.get(f"{name}_bias"))
             return found.reshape(len(positions), number, -1)
 
         def turned(name: str, number: int) -> tuple[Array, Activations]:
@@ -317,7 +354,7 @@ class Text:
         if shape.windows[index] is not None:
             visible &= place > positions[:, None] - shape.windows[index]
         found = attended(queries, keys, values, visible, shape)
-        return product(row_of(found.reshape(len(positions), -1), -FRACTION), layer["o"])
+        return self._product(row_of(found.reshape(len(positions), -1), -FRACTION), layer["o"])
 
 
 def _joined(before: Cached, new: Cached) -> Cached:

@@ -25,7 +25,7 @@ def oracle(model: Model, name: str) -> Iterator[ReplayFn]:
 
     Raises `InputError` for a model in floats, or if no C compiler is found.
     """
-    if model.cfg.weights != "integer":
+    if not model.cfg.is_integer:
         raise InputError(f'"{name}" audits integer models alone: models in floats are replayed by the engine')
     weights, sizes = spec_model(model.cfg, model.params)
     with tempfile.TemporaryDirectory() as folder:

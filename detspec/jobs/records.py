@@ -19,7 +19,7 @@ from detspec.engine.request import Request
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.held import compiler_options
-from detspec.integer.spec import VERSION as ARITHMETIC
+from detspec.integer.spec import VERSIONS
 from detspec.jobs.batch_lines import KEY, parse_id
 from detspec.jobs.files import NO_ROOM, sibling
 from detspec.jobs.lines import LOGPROB_KEYS, parse_line, parse_request, refuse_unknown
@@ -104,8 +104,8 @@ def schedule_of(fingerprint: dict[str, Any]) -> Schedule | None:
     """
     if "arithmetic" not in fingerprint:
         return Schedule.from_bits(fingerprint["schedule"])
-    if fingerprint["arithmetic"] != ARITHMETIC:
-        raise InputError(f"the records are of the arithmetic {fingerprint['arithmetic']!r}; this version has {ARITHMETIC!r}")
+    if fingerprint["arithmetic"] not in (known := tuple(VERSIONS.values())):
+        raise InputError(f"the records are of the arithmetic {fingerprint['arithmetic']!r}; this version has {known}")
     return None
 
 

@@ -34,7 +34,7 @@ def param_shapes(cfg: ModelConfig, *, sharding: Any = None) -> Params:
     def shaped(leaf: Weight, place: Any) -> Any:
         array = partial(jax.ShapeDtypeStruct, sharding=place)
         shape = leaf.shape
-        if cfg.weights == "integer":
+        if cfg.is_integer:
             if leaf.is_scale:
                 return Scale(array(shape, jnp.int32), array((), jnp.int32))  # type: ignore[arg-type]
             if not leaf.is_matrix:
@@ -53,9 +53,9 @@ def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
 
     Rounded ones, and integers, are made of those of the same model in `cfg.dtype`.
     """
-    if cfg.weights == "integer":
+    if cfg.activation_bits is not None:
         full = float_config(cfg)
-        return integer_params(full, init_params(full, key))
+        return integer_params(full, init_params(full, key), cfg.activation_bits)
     if cfg.weights is not None:
         full = dataclasses.replace(cfg, weights=None)
         return quantized(init_params(full, key), full)

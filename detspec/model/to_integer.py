@@ -17,6 +17,7 @@ from detspec.model.integer import NOT_INTEGER, IntegerAttention, IntegerMLP, rot
 from detspec.model.integer_rows import fixed_epsilon
 from detspec.model.layers import Layer
 from detspec.model.mlp import GatedMLP
+from detspec.model.spread_outliers import WeightChange, in_float64, spreading
 from detspec.model.weights import Weight, weights
 
 Params = dict[str, Any]
@@ -25,8 +26,11 @@ MAX_WIDTH = 32_768
 MAX_VOCABULARY = 262_128  # of equal logits: the sum of so many weights has an upper word of 32 bits
 
 
-def integer_config(cfg: ModelConfig) -> ModelConfig:
-    """`cfg` with layers in integers. Raises `InputError` naming the first thing that integer models do not have."""
+def integer_config(cfg: ModelConfig, activation_bits: int = 15) -> ModelConfig:
+    """`cfg` with layers in integers, and activations of 15 or 8 bits.
+
+    Raises `InputError` naming the first thing that integer models do not have.
+    """
     for lacks, what in (
         (cfg.thinking is not None, "thoughts"),
         (cfg.norm != "rms" or cfg.norm_bias, "LayerNorm"),
@@ -43,12 +47,14 @@ def integer_config(cfg: ModelConfig) -> ModelConfig:
             raise InputError(NOT_INTEGER.format(what))
     kinds = tuple(_integer_layer(kind) for kind in cfg.kinds)
     max_position = min(cfg.max_position, spec.MAX_POSITIONS)
-    return dataclasses.replace(cfg, kinds=kinds, weights="integer", max_position=max_position)
+    weights = "integer8" if activation_bits == 8 else "integer"
+    return dataclasses.replace(cfg, kinds=kinds, weights=weights, max_position=max_position)
 
 
 def with_weights(cfg: ModelConfig, weights: str | None) -> ModelConfig:
     """`cfg` of a model in floats with weights of that kind, see `ModelConfig.weights`."""
-    return integer_config(cfg) if weights == "integer" else dataclasses.replace(cfg, weights=weights)
+    rounded = dataclasses.replace(cfg, weights=weights)
+    return rounded if rounded.activation_bits is None else integer_config(cfg, rounded.activation_bits)
 
 
 def float_config(cfg: ModelConfig) -> ModelConfig:
@@ -70,20 +76,24 @@ def _integer_layer(layer: Layer) -> Layer:
     return Layer(_like(IntegerAttention, layer.mixer), _like(IntegerMLP, layer.ff))
 
 
-def integer_params(cfg: ModelConfig, params: Params) -> Params:
-    """The weights of `integer_config(cfg)`, of those `params` in floats of a model of `cfg`."""
+def integer_params(cfg: ModelConfig, params: Params, activation_bits: int = 15) -> Params:
+    """The weights of `integer_config(cfg, activation_bits)`, of those `params` in floats of a model of `cfg`.
+
+    With activations of 8 bits, outliers are spread first, see `detspec.model.spread_outliers`.
+    """
     if cfg.tie_embeddings:
         params = {**params, "head": params["embed"]}
-    declared = weights(integer_config(cfg))
+    declared = weights(integer_config(cfg, activation_bits))
 
-    def converted(path: Any, leaf: Weight, array: jax.Array) -> Any:
+    def converted(path: Any, leaf: Weight, array: jax.Array, change: WeightChange | None = None) -> Any:
         name = jax.tree_util.keystr(path)
-        x = np.asarray(array.astype(jnp.float32)).astype(np.float64)
+        x = in_float64(array)
         if not np.isfinite(x).all():
             raise InputError(f"weight {name} has numbers that are not finite")
-        return _leaf(name, leaf, x)
+        return _leaf(name, leaf, x if change is None else change(x))
 
-    found = jax.tree.map_with_path(converted, declared, params)
+    changes = (spreading(cfg, params),) if activation_bits == 8 else ()
+    found = jax.tree.map_with_path(converted, declared, params, *changes)
     return jax.tree.map(jnp.asarray, found)
 
 
@@ -120,6 +130,7 @@ def spec_model(cfg: ModelConfig, params: Params) -> tuple[dict[str, Any], spec.S
     """An integer model of `cfg` as `detspec.integer.spec.Text` takes it: weights in numpy, and what they do not show."""
     mixers = [layer.mixer for layer in cfg.layers]
     first = mixers[0]
+    assert cfg.activation_bits is not None, "a model in floats"
     if len({(mixer.num_heads, mixer.num_kv_heads, mixer.scores.scale) for mixer in mixers}) > 1:
         raise InputError("oracles take models whose layers have the same heads and the same scale of scores")
     mantissa, exponent = first.score_scale_of_two()
@@ -131,6 +142,7 @@ def spec_model(cfg: ModelConfig, params: Params) -> tuple[dict[str, Any], spec.S
         epsilon=fixed_epsilon(cfg.norm_eps),
         steps=tuple(tuple(rotation_steps(mixer.rope, mixer.head_dim)) for mixer in mixers),
         windows=tuple(mixer.window for mixer in mixers),
+        activation_bits=cfg.activation_bits,
     )
     wide = jax.tree.map(lambda leaf: np.asarray(leaf) if leaf.dtype == jnp.int8 else np.asarray(leaf, np.int64), params)
     return wide, shape

@@ -105,9 +105,11 @@ INLINE int32_t inverse_of(int32_t d) {
 /* Rows as they are multiplied, [rows, stride], and the outputs of one item of work. */
 typedef struct {
   const int32_t *values, *mantissa, *exponent; /* rows as they are given: [rows, in] and [rows] */
-  int16_t *x;                                  /* zeros after `in` */
+  int16_t *x;                                  /* of 15 bits, zeros after `in` */
   int8_t *words[2];                            /* for matrix tiles, or NULL: high and low, x == 256 * high + low */
-  char *tiles[2];                              /* both as `gather` arranges them */
+  char *tiles[2];                              /* both as `gather` arranges them; of 8 bits there is one */
+  Narrow *narrow;                              /* of 8 bits, zeros after `in`; else NULL */
+  int32_t *narrow_sum, *narrow_mantissa, *narrow_exponent; /* [rows] */
   int64_t rows, in, stride, outs_of_item;
   XLA_FFI_Buffer **weights, **results; /* int8 [out, in], mantissa [out], exponent [out] of each */
 } Integers;
@@ -166,15 +168,40 @@ static void integer_sums(int64_t rows, const int16_t *x, int64_t stride, const i
     for (int64_t r = 0; r < rows; r++) integer_tile(1, 1, x + r * stride, stride, w + o * in, in, sums + r * LINE + o);
 }
 
+/* The same of rows of 8 bits. */
+static void narrow_sums(int64_t rows, const Narrow *x, int64_t stride, const int32_t *row_sums, const int8_t *w, int64_t in,
+                        int64_t outs, int32_t *sums) {
+  int64_t o = 0;
+#define TILES(ROWS, OUTS)                                                                                                 \
+  for (; o + (OUTS) <= outs; o += (OUTS)) {                                                                               \
+    int32_t found[MOST_SUMS];                                                                                             \
+    int8_sums(ROWS, OUTS, 0, NULL, x, stride, row_sums, (const char *)w + o * in, in, found);                             \
+    for (int r = 0; r < (ROWS); r++) memcpy(sums + r * LINE + o, found + r * (OUTS), sizeof(int32_t) * (OUTS));           \
+  }
+  if (rows == 1) TILES(1, TWO_ROW_OUTS);
+  if (rows == 2) TILES(2, TWO_ROW_OUTS);
+  if (rows == 3) TILES(3, MANY_ROW_OUTS);
+  if (rows == 4) TILES(4, MANY_ROW_OUTS);
+#undef TILES
+  for (; o < outs; o++)
+    for (int64_t r = 0; r < rows; r++) {
+      int32_t found[MOST_SUMS];
+      int8_sums(1, 1, 0, NULL, x + r * stride, stride, row_sums + r, (const char *)w + o * in, in, found);
+      sums[r * LINE + o] = found[0];
+    }
+}
+
 /* Mantissas and exponents of a line of outputs, of which `num` are there. */
 typedef struct {
   int32_t mantissa[LINE], exponent[LINE];
   int64_t num;
 } Outputs;
 
-/* y = the sums of row `r`, shifted by 8 already, times its scale and those of the outputs. */
+/* y = the sums of row `r`, those of 15 bits shifted by 8 already, times its scale and those of the outputs. */
 INLINE void finish(const Integers *p, int64_t r, const Outputs *outputs, const int32_t *total, int32_t *y) {
-  const int32_t m = p->mantissa[r], e = p->exponent[r] + 15 + 8 + FRACTION, lost = is_lost(p->exponent[r]);
+  const int32_t m = p->narrow ? p->narrow_mantissa[r] : p->mantissa[r];
+  const int32_t exponent = p->narrow ? p->narrow_exponent[r] : p->exponent[r], lost = is_lost(exponent);
+  const int32_t e = exponent + 15 + (p->narrow ? 0 : 8) + FRACTION;
   int32_t of_both[LINE], shift[LINE], found[LINE];
   OF_LINE of_both[i] = (m * outputs->mantissa[i] + (1 << 14)) >> 15;
   OF_LINE shift[i] = -(e + outputs->exponent[i]);
@@ -189,6 +216,12 @@ static void integer_line(const Integers *p, const int8_t *w, const Outputs *outp
   for (int64_t r = first; r < end; r += 4) {
     const int64_t rows = MIN(4, end - r);
     int64_t sums[4 * LINE];
+    if (p->narrow) {
+      int32_t total[4 * LINE] = {0};
+      narrow_sums(rows, p->narrow + r * p->stride, p->stride, p->narrow_sum + r, w, p->in, outputs->num, total);
+      for (int64_t j = 0; j < rows; j++) finish(p, r + j, outputs, total + j * LINE, y + (r + j) * out);
+      continue;
+    }
     integer_sums(rows, p->x + r * p->stride, p->stride, w, p->in, outputs->num, sums);
     for (int64_t j = 0; j < rows; j++) {
       int32_t total[LINE];
@@ -199,15 +232,16 @@ static void integer_line(const Integers *p, const int8_t *w, const Outputs *outp
 }
 
 #if defined(AMX)
-/* The same by matrix tiles, for two lines: 15 bits are two numbers of 8, and the sum of their products is that of two sums. */
+/* The same by matrix tiles, for two lines: 15 bits are two numbers of 8, and the sum of their products is that of two sums. Rows
+   of 8 bits have no low word. */
 static void integer_tiles(const Integers *p, const int8_t *w, const Outputs *lines, int64_t first, int64_t end, int32_t *y,
                           int64_t out) {
-  const int64_t steps = (p->in + STEP_BYTES - 1) / STEP_BYTES, two = lines[1].num > 0;
+  const int64_t steps = (p->in + STEP_BYTES - 1) / STEP_BYTES, two = lines[1].num > 0, has_low = p->tiles[1] != NULL;
   const Product weights = {.weight = (const char *)w, .row_bytes = p->in, .out = lines[0].num + lines[1].num};
   for (int64_t r = first; r < end; r += SIDE) {
     char copies[2][TILE_BYTES] __attribute__((aligned(STEP_BYTES)));
     int32_t sums[4][SIDE * SIDE] __attribute__((aligned(STEP_BYTES)));
-    const char *high = p->tiles[0] + r / SIDE * steps * TILE_BYTES, *low = p->tiles[1] + r / SIDE * steps * TILE_BYTES;
+    const char *high = p->tiles[0] + r / SIDE * steps * TILE_BYTES, *low = p->tiles[has_low] + r / SIDE * steps * TILE_BYTES;
     int64_t stride;
     _tile_zero(0);
     _tile_zero(1);
@@ -217,14 +251,16 @@ static void integer_tiles(const Integers *p, const int8_t *w, const Outputs *lin
       const char *of_line = weights_at(&weights, 0, step, copies[0], &stride);
       _tile_loadd(4, of_line, stride);
       _tile_loadd(6, high, STEP_BYTES);
-      _tile_loadd(7, low, STEP_BYTES);
       _tile_dpbssd(0, 4, 6);
-      _tile_dpbssd(1, 4, 7);
+      if (has_low) {
+        _tile_loadd(7, low, STEP_BYTES);
+        _tile_dpbssd(1, 4, 7);
+      }
       if (!two) continue;
       of_line = weights_at(&weights, SIDE, step, copies[1], &stride);
       _tile_loadd(5, of_line, stride);
       _tile_dpbssd(2, 5, 6);
-      _tile_dpbssd(3, 5, 7);
+      if (has_low) _tile_dpbssd(3, 5, 7);
     }
     _tile_stored(0, sums[0], STEP_BYTES);
     _tile_stored(1, sums[1], STEP_BYTES);
@@ -286,6 +322,37 @@ static void run_integer_product(const void *task, int64_t item) {
 #endif
 }
 
+/* `x [n]`, which stands for `x * *mantissa * 2**(*exponent)`, rounded to 8 bits: see `spec.cached`. */
+static void round_to_bytes(const int32_t *x, int64_t n, int8_t *to, int32_t *mantissa, int32_t *exponent) {
+  const int32_t largest_given = largest_of(x, n);
+  const int shift = MAX(bit_length((uint64_t)largest_given) - 15, 0);
+  int32_t largest = 1;
+  for (int64_t i = 0; i < n; i++) {
+    const int32_t value = narrowed(x[i], shift, 15);
+    largest = MAX(largest, value < 0 ? -value : value);
+  }
+  const int32_t inverse = (127 << 22) / largest;
+  const int raise = 15 - bit_length((uint64_t)largest);
+  for (int64_t i = 0; i < n; i++) to[i] = (int8_t)((narrowed(x[i], shift, 15) * inverse + (1 << 21)) >> 22);
+  *mantissa = (int32_t)rounded_shift(rounded_shift(((int64_t)largest << raise) * 16513, 14) * *mantissa, 15);
+  *exponent = (int32_t)MIN((largest_given >= LIMIT ? LOST : shift) - raise - 7 + 15 + (int64_t)*exponent, LOST);
+}
+
+/* One row in 8 bits. */
+static void run_narrowing(const void *task, int64_t r) {
+  const Integers *p = task;
+  int8_t *to = p->words[0] + r * p->stride;
+  int32_t sum = 0;
+  p->narrow_mantissa[r] = p->mantissa[r];
+  p->narrow_exponent[r] = p->exponent[r];
+  round_to_bytes(p->values + r * p->in, p->in, to, p->narrow_mantissa + r, p->narrow_exponent + r);
+  memset(to + p->in, 0, (size_t)(p->stride - p->in));
+  for (int64_t i = 0; i < p->in; i++) sum += to[i];
+  p->narrow_sum[r] = sum;
+  if (sizeof(Narrow) > 1)
+    for (int64_t i = 0; i < p->stride; i++) p->narrow[r * p->stride + i] = to[i];
+}
+
 /* One row as int16, and for matrix tiles as two words. */
 static void run_splitting(const void *task, int64_t r) {
   const Integers *p = task;
@@ -301,8 +368,8 @@ static void run_splitting(const void *task, int64_t r) {
   }
 }
 
-/* (values int32 [rows, in], mantissa [rows], exponent [rows], then of each weight int8 [out, in], mantissa [out], exponent [out])
-   -> fixed int32 [rows, out] of each weight */
+/* (values int32 [rows, in], mantissa [rows], exponent [rows], then of each weight int8 [out, in], mantissa [out], exponent [out];
+   bits, to which rows are rounded if they are 8) -> fixed int32 [rows, out] of each weight */
 XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
@@ -324,7 +391,7 @@ XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
   const int64_t fair = outs / (ITEMS_OF_THREAD * (shared ? threads_of(frame) : 1)), fits = BLOCK_BYTES / MAX(in, 1);
   task.outs_of_item = MAX(MIN(fits, fair) / (2 * LINE) * (2 * LINE), 2 * LINE);
   for (int64_t i = 0; i < frame->rets.size; i++) items += items_of(&task, args[3 + 3 * i]);
-  const int64_t numbers = rows * stride;
+  const int64_t numbers = rows * stride, in_8_bits = *(const int32_t *)attribute(frame, 0) == 8;
 #if defined(AMX)
   const Given given = {.x = args[0], .rows = rows, .k = 1, .experts = 1};
   const Sorted sorted = rows > MANY_ROWS ? sort_rows(&given, SIDE) : (Sorted){.size = 0};
@@ -332,18 +399,25 @@ XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
 #else
   const int64_t tile_bytes = 0;
 #endif
-  char *memory = aligned_alloc(STEP_BYTES, 2 * whole_steps(tile_bytes) + whole_steps(4 * numbers));
+  char *memory = aligned_alloc(STEP_BYTES, 2 * whole_steps(tile_bytes) + whole_steps(4 * numbers) + whole_steps(12 * rows));
   if (!memory) return fail(frame, "detspec_integer_product: out of memory");
   task.x = (int16_t *)(memory + 2 * tile_bytes);
+  if (in_8_bits) {
+    task.words[0] = (int8_t *)(task.x + numbers);
+    task.narrow = sizeof(Narrow) > 1 ? (Narrow *)task.x : (Narrow *)task.words[0];
+    task.narrow_sum = (int32_t *)(task.x + 2 * numbers);
+    task.narrow_mantissa = task.narrow_sum + rows;
+    task.narrow_exponent = task.narrow_mantissa + rows;
+  }
 #if defined(AMX)
-  for (int word = 0; word < 2 && sorted.at; word++) {
+  for (int word = 0; word < (in_8_bits ? 1 : 2) && sorted.at; word++) {
     task.words[word] = (int8_t *)(task.x + numbers) + word * numbers;
     task.tiles[word] = memory + word * tile_bytes;
   }
 #endif
-  run_items(frame, rows * in >= ALONE, rows, run_splitting, &task);
+  run_items(frame, rows * in >= ALONE, rows, in_8_bits ? run_narrowing : run_splitting, &task);
 #if defined(AMX)
-  for (int word = 0; word < 2 && sorted.at; word++)
+  for (int word = 0; word < (in_8_bits ? 1 : 2) && sorted.at; word++)
     gather(frame, &(Gathering){(char *)task.words[word], task.tiles[word], &sorted, 1, in, stride, steps});
   free(sorted.at);
 #endif
@@ -357,7 +431,7 @@ XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
 typedef struct {
   const int32_t *x, *other, *roots, *scale;
   int32_t *values, *mantissa, *exponent;
-  int64_t length, epsilon, scale_exponent;
+  int64_t length, epsilon, scale_exponent, spread;
 } RowTask;
 
 INLINE uint64_t high_word(uint64_t a, uint64_t b) { return (a * b) >> 32; }
@@ -384,6 +458,42 @@ static void run_integer_norm(const void *task, int64_t row) {
   t->exponent[row] = (int32_t)(lost ? LOST : of_row - 14 + 14 - 30 - half + t->scale_exponent);
 }
 
+#define MAX_BLOCK (1 << 15)
+
+#define AT_ONCE 512 /* numbers whose sums and differences within lines are made together */
+
+/* to [n] = sums and differences of numbers of `from` that are `size` apart; vectors read up to `size` numbers before and after. */
+static void small_stage(const int32_t *restrict from, int64_t n, int64_t size, int32_t *restrict to) {
+  for (int64_t i = 0; i < n; i++) {
+    const int32_t before = from[i - size], after = from[i + size];
+    to[i] = i & size ? before - from[i] : from[i] + after;
+  }
+}
+
+static void large_stage(int32_t *restrict first, int32_t *restrict second, int64_t size) {
+  for (int64_t i = 0; i < size; i++) {
+    const int32_t a = first[i], b = second[i];
+    first[i] = a + b;
+    second[i] = a - b;
+  }
+}
+
+/* Hadamard transforms of blocks of `x [n]`, where they lie. */
+static void hadamard(int32_t *x, int64_t n) {
+  const int64_t block = MIN(n & -n, MAX_BLOCK);
+  for (int64_t at = 0; at < n; at += AT_ONCE) {
+    int32_t lines[2][AT_ONCE + 2 * LINE] = {{0}};
+    const int64_t num = MIN(n - at, AT_ONCE);
+    int from = 0;
+    memcpy(lines[0] + LINE, x + at, sizeof(int32_t) * (size_t)num);
+    for (int64_t size = 1; size < MIN(block, LINE); size *= 2, from ^= 1)
+      small_stage(lines[from] + LINE, num, size, lines[from ^ 1] + LINE);
+    memcpy(x + at, lines[from] + LINE, sizeof(int32_t) * (size_t)num);
+  }
+  for (int64_t size = LINE; size < block; size *= 2)
+    for (int64_t first = 0; first < n; first += 2 * size) large_stage(x + first, x + first + size, size);
+}
+
 static void run_integer_gate(const void *task, int64_t row) {
   const RowTask *t = task;
   const int64_t n = t->length;
@@ -403,6 +513,7 @@ static void run_integer_gate(const void *task, int64_t row) {
   const int of_first = narrow(values, n, 15, values);
   for (int64_t i = 0; i < n; i++) values[i] *= narrowed(up[i], of_second, 15);
   const int shift = narrow(values, n, 14, values);
+  if (t->spread) hadamard(values, n);
   t->mantissa[row] = 1 << 14;
   t->exponent[row] = lost || is_lost(of_first) ? LOST : shift - 14 + of_first + of_second - 2 * FRACTION;
 }
@@ -427,7 +538,8 @@ XLA_FFI_Error *detspec_integer_norm(XLA_FFI_CallFrame *frame) {
   return NULL;
 }
 
-/* (gate, up: fixed int32 [rows, n]) -> values int32 [rows, n], mantissa [rows], exponent [rows] of silu(gate) * up */
+/* (gate, up: fixed int32 [rows, n]; spread, whether a Hadamard transform follows)
+   -> values int32 [rows, n], mantissa [rows], exponent [rows] of silu(gate) * up */
 XLA_FFI_Error *detspec_integer_gate(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
@@ -438,6 +550,7 @@ XLA_FFI_Error *detspec_integer_gate(XLA_FFI_CallFrame *frame) {
       .mantissa = rets[1]->data,
       .exponent = rets[2]->data,
       .length = args[0]->dims[1],
+      .spread = *(const int32_t *)attribute(frame, 0),
   };
   run_items(frame, args[0]->dims[0] * task.length >= ALONE / 8, args[0]->dims[0], run_integer_gate, &task);
   return NULL;
@@ -769,15 +882,8 @@ XLA_FFI_Error *detspec_integer_append(XLA_FFI_CallFrame *frame) {
   for (int64_t r = 0; r < rows; r++)
     for (int64_t kv = 0; kv < kv_heads; kv++) {
       const int64_t from = r * kv_heads + kv, slot = (page_ids[r] * kv_heads + kv) * page + slots[r];
-      int32_t values[MOST_HEAD];
-      const int shift = narrow((const int32_t *)args[2]->data + from * H, H, 15, values);
-      const int32_t largest = MAX(largest_of(values, H), 1), inverse = (127 << 22) / largest;
-      const int raise = 15 - bit_length((uint64_t)largest);
-      int8_t *to = (int8_t *)rets[0]->data + slot * H;
-      for (int64_t h = 0; h < H; h++) to[h] = (int8_t)((values[h] * inverse + (1 << 21)) >> 22);
-      const int64_t of_127 = rounded_shift(((int64_t)largest << raise) * 16513, 14);
-      const int64_t mantissa = rounded_shift(of_127 * mantissas[from], 15);
-      const int64_t exponent = MIN(shift - raise - 7 + 15 + (int64_t)exponents[from], LOST);
+      int32_t mantissa = mantissas[from], exponent = exponents[from];
+      round_to_bytes((const int32_t *)args[2]->data + from * H, H, (int8_t *)rets[0]->data + slot * H, &mantissa, &exponent);
       ((int32_t *)rets[1]->data)[slot] = (int32_t)((uint32_t)exponent << 16 | (uint32_t)mantissa);
     }
   return NULL;

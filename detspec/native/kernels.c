@@ -1301,36 +1301,42 @@ INLINE void add_int8_step(int rows, int outs, const Narrow *x, int64_t x_stride,
   }
 }
 
-/* A `Tile` of int8 weights. */
-INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Product *p, Results to, int64_t r, int64_t o) {
-  const Rounded *rounded = p->x;
-  const Narrow *x = rounded->values + r * rounded->stride;
-  const int64_t row_bytes = p->row_bytes, whole = row_bytes / STEP_BYTES, rest = row_bytes % STEP_BYTES;
-  const char *weight = p->weight + o * row_bytes;
+/* found [rows, outs] = products of rows of `x`, zeros after their last input, with weights; `row_sums` are of their values. */
+INLINE void int8_sums(int rows, int outs, int lines, const char *ahead, const Narrow *x, int64_t x_stride,
+                      const int32_t *row_sums, const char *weight, int64_t row_bytes, int32_t *found) {
+  const int64_t whole = row_bytes / STEP_BYTES, rest = row_bytes % STEP_BYTES;
   vi sums[MOST_SUMS];
 #pragma GCC unroll 24
   for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vi){0};
   for (int64_t step = 0; step < whole; step++, x += STEP_BYTES, weight += STEP_BYTES) {
 #pragma GCC unroll 8
     for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
-    add_int8_step(rows, outs, x, rounded->stride, weight, row_bytes, sums);
+    add_int8_step(rows, outs, x, x_stride, weight, row_bytes, sums);
   }
   if (rest) {
     char last[MOST_OUTS * STEP_BYTES] = {0};
     for (int i = 0; i < outs; i++) memcpy(last + i * STEP_BYTES, weight + i * row_bytes, (size_t)rest);
-    add_int8_step(rows, outs, x, rounded->stride, last, STEP_BYTES, sums);
+    add_int8_step(rows, outs, x, x_stride, last, STEP_BYTES, sums);
   }
-  int32_t found[MOST_SUMS];
 #pragma GCC unroll 3
   for (int i = 0; i < rows * outs; i += 8) int_sums_of_8(sums + i, found + i);
+#if defined(__AVX512VNNI__)
+#pragma GCC unroll 4
+  for (int j = 0; j < rows; j++) /* what is not yet taken off may be beyond int32, and wraps */
+    for (int i = 0; i < outs; i++) found[j * outs + i] = (int32_t)((uint32_t)found[j * outs + i] - 128u * (uint32_t)row_sums[j]);
+#endif
+}
+
+/* A `Tile` of int8 weights. */
+INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Product *p, Results to, int64_t r, int64_t o) {
+  const Rounded *rounded = p->x;
+  int32_t found[MOST_SUMS];
+  int8_sums(rows, outs, lines, ahead, rounded->values + r * rounded->stride, rounded->stride, rounded->sum + r,
+            p->weight + o * p->row_bytes, p->row_bytes, found);
 #pragma GCC unroll 4
   for (int j = 0; j < rows; j++) {
-    int32_t *of_row = found + j * outs;
-#if defined(__AVX512VNNI__)
-    for (int i = 0; i < outs; i++) of_row[i] -= 128 * rounded->sum[r + j];
-#endif
     float *y = place_of(to, r + j, o);
-    for (int i = 0; i < outs; i++) y[i] = (float)of_row[i] * p->row_scale[r + j] * p->scale[o + i];
+    for (int i = 0; i < outs; i++) y[i] = (float)found[j * outs + i] * p->row_scale[r + j] * p->scale[o + i];
   }
 }
 

@@ -22,6 +22,7 @@ from detspec.integer.spec import (
     Cached,
     IntMatrix,
     Scale,
+    block_of,
 )
 
 I32 = jnp.int32
@@ -120,19 +121,41 @@ def dot(values: jax.Array, matrix: jax.Array) -> jax.Array:
     return lax.dot_general(values, matrix, contracted, preferred_element_type=I32)
 
 
-def product(row: Activations, matrix: IntMatrix, bias: jax.Array | None = None) -> jax.Array:
-    """See `spec.product`; `row [R, n]`. Both words of a row are rows of one product, which reads the matrix once."""
-    sums = dot(jnp.concatenate(split(row.values)), matrix.values)
-    y = of_sums(row, matrix, *jnp.split(sums, 2))
+def product(row: Activations, matrix: IntMatrix, bias: jax.Array | None = None, *, bits: int = 15) -> jax.Array:
+    """See `spec.product`; `row [R, n]`."""
+    (y,) = products(row, matrix, bits=bits)
     return y if bias is None else added(y, _like(y, bias))
 
 
-def of_sums(row: Activations, matrix: IntMatrix, high: jax.Array, low: jax.Array) -> jax.Array:
-    """The product of `row` and `matrix`, of the sums `[..., m]` for the two words of `row`, see `split`."""
-    total = high + ((low + 128) >> 8)
+def products(row: Activations, *matrices: IntMatrix, bits: int = 15) -> list[jax.Array]:
+    """Products of `row [R, n]` with several matrices `[m, n]`: fixed `[R, m]` of each."""
+    row, words = in_words(row, bits)
+    return [of_sums(row, matrix, dot(words, matrix.values), bits) for matrix in matrices]
+
+
+def in_words(row: Activations, bits: int) -> tuple[Activations, jax.Array]:
+    """`row [R, n]` as it is multiplied, and its int8 words: `[R, n]` of 8 bits, or `[2 * R, n]`, high words first.
+
+    Both words are rows of one product, which reads a matrix once.
+    """
+    if bits == 8:
+        row = Activations(*cached(row.values, row))
+        return row, row.values
+    return row, jnp.concatenate(split(row.values))
+
+
+def of_sums(row: Activations, matrix: IntMatrix, sums: jax.Array, bits: int) -> jax.Array:
+    """The product of `row [R, n]` and `matrix [m, n]`, of the sums `[R, m]` or `[2 * R, m]` for its words, see `in_words`."""
+    if bits == 8:
+        total = sums
+        dropped = 0
+    else:
+        high, low = jnp.split(sums, 2)
+        total = high + ((low + 128) >> 8)
+        dropped = 8
     mantissa = rounded_shift(row.mantissa[..., None] * _like(total, matrix.mantissa), 15)
     exponent = row.exponent[..., None] + _like(total, matrix.exponent)
-    y = scaled(total, mantissa, -(exponent + 15 + 8 + FRACTION))
+    y = scaled(total, mantissa, -(exponent + 15 + dropped + FRACTION))
     return jnp.where(is_lost(row.exponent)[..., None], LIMIT, y)
 
 
@@ -226,3 +249,19 @@ def gated(gate: jax.Array, up: jax.Array) -> Activations:
     row = row_of(first * second, 0)
     exponent = row.exponent + of_first + of_second - 2 * FRACTION
     return row._replace(exponent=jnp.where(lost, LOST, exponent))
+
+
+def hadamard(x: jax.Array) -> jax.Array:
+    """See `spec.hadamard`."""
+    y = x.reshape(*x.shape[:-1], -1, block_of(x.shape[-1]))
+    size = 1
+    while size < y.shape[-1]:
+        first, second = jnp.split(y.reshape(*y.shape[:-1], -1, 2, size), 2, axis=-2)
+        y = jnp.concatenate([first + second, first - second], axis=-2).reshape(y.shape)
+        size *= 2
+    return y.reshape(x.shape)
+
+
+def spread(row: Activations) -> Activations:
+    """See `spec.spread`."""
+    return row._replace(values=hadamard(row.values))

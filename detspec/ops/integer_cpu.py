@@ -10,11 +10,11 @@ from detspec.native.library import kernel
 from detspec.ops.integer import I32
 
 
-def products(row: Activations, *matrices: IntMatrix) -> list[jax.Array]:
+def products(row: Activations, *matrices: IntMatrix, bits: int = 15) -> list[jax.Array]:
     """Products of `row [R, n]` with several matrices `[m, n]`: fixed `[R, m]` of each."""
     found = [jax.ShapeDtypeStruct((row.values.shape[0], matrix.values.shape[0]), I32) for matrix in matrices]
     leaves = [leaf for matrix in matrices for leaf in matrix]
-    return list(kernel("detspec_integer_product", jnp.float32, found)(*row, *leaves))
+    return list(kernel("detspec_integer_product", jnp.float32, found)(*row, *leaves, bits=np.int32(bits)))
 
 
 def normed(x: jax.Array, scale: Scale, epsilon: int) -> Activations:
@@ -25,9 +25,9 @@ def normed(x: jax.Array, scale: Scale, epsilon: int) -> Activations:
     return _shaped(found, x)
 
 
-def gated(gate: jax.Array, up: jax.Array) -> Activations:
-    """See `ops.integer.gated`; `[R, n]` both."""
-    return Activations(*kernel("detspec_integer_gate", jnp.float32, _row_like(gate))(gate, up))
+def gated(gate: jax.Array, up: jax.Array, *, spread: bool = False) -> Activations:
+    """See `ops.integer.gated` and `ops.integer.spread`; `[R, n]` both."""
+    return Activations(*kernel("detspec_integer_gate", jnp.float32, _row_like(gate))(gate, up, spread=np.int32(spread)))
 
 
 def attended(

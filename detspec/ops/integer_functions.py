@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from detspec.integer.spec import Activations, IntMatrix
+from detspec.integer.spec import Activations
 from detspec.ops import integer, integer_choices, integer_pages
 from detspec.ops.integer_pages import PageLayout
 from detspec.schedule import Numerics
@@ -17,25 +17,29 @@ class IntegerFunctions(NamedTuple):
 
     products: Callable[..., list[jax.Array]]  # (row [R, n], matrices [m, n], ...) -> fixed [R, m], ...
     normed: Callable[..., Activations]  # see `integer.normed`
-    gated: Callable[[jax.Array, jax.Array], Activations]  # see `integer.gated`
+    gated: Callable[[jax.Array, jax.Array], Activations]  # see `integer.gated`; of 8 bits, `integer.spread`, too
     appended: Callable[..., Any]  # see `integer_pages.appended`
     attended: Callable[..., jax.Array]  # see `integer_pages.attended`
     gumbel: Callable[[jax.Array, jax.Array, int], jax.Array]  # see `integer_choices.gumbel`
     layout: PageLayout  # of pages
 
 
-def _products(row: Activations, *matrices: IntMatrix) -> list[jax.Array]:
-    return [integer.product(row, matrix) for matrix in matrices]
-
-
-def integer_functions(numerics: Numerics) -> IntegerFunctions:
+def integer_functions(numerics: Numerics, activation_bits: int = 15) -> IntegerFunctions:
     """Kernels where `numerics` names an implementation that has some, else XLA's operations."""
     layout = layout_for(numerics)
     if numerics.implementation == "cpu":
         from detspec.ops import integer_cpu as cpu
 
-        return IntegerFunctions(cpu.products, cpu.normed, cpu.gated, cpu.appended, cpu.attended, cpu.gumbel, layout)
-    products: Callable[..., list[jax.Array]] = _products
+        return IntegerFunctions(
+            products=partial(cpu.products, bits=activation_bits),
+            normed=cpu.normed,
+            gated=partial(cpu.gated, spread=activation_bits == 8),
+            appended=cpu.appended,
+            attended=cpu.attended,
+            gumbel=cpu.gumbel,
+            layout=layout,
+        )
+    products: Callable[..., list[jax.Array]] = integer.products
     gumbel: Callable[..., jax.Array] = integer_choices.gumbel
     if numerics.implementation == "pallas_tpu":
         from detspec.ops import integer_tpu
@@ -46,14 +50,18 @@ def integer_functions(numerics: Numerics) -> IntegerFunctions:
 
         products = partial(integer_gpu.products, interpret=numerics.interpret)
     return IntegerFunctions(
-        products=products,
+        products=partial(products, bits=activation_bits),
         normed=integer.normed,
-        gated=integer.gated,
+        gated=_gated_and_spread if activation_bits == 8 else integer.gated,
         appended=integer_pages.appended,
         attended=partial(integer_pages.attended, layout=layout),
         gumbel=gumbel,
         layout=layout,
     )
+
+
+def _gated_and_spread(gate: jax.Array, up: jax.Array) -> Activations:
+    return integer.spread(integer.gated(gate, up))
 
 
 def layout_for(numerics: Numerics) -> PageLayout:

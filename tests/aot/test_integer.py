@@ -19,27 +19,32 @@ from detspec.target_compilers import device_of
 from detspec.targets import canonical_schedule, target
 from tests.integer.test_program import LOOKS, on_floats
 
-CFG = integer_config(dense_config(512, 256, 1, 4, 2, 64, 512, qkv_bias=True))
+CFG = dense_config(512, 256, 1, 4, 2, 64, 512, qkv_bias=True)
 OTHERS = ("v5e:2x2", "tpu7x:2x2x1")
 PRODUCTS = {"dot", "convolution"}
 KERNEL = "mosaic_gpu"  # of a GPU's products with weights
 
 
-def compiled(name: str, only: str) -> str:
+def compiled(name: str, only: str, bits: int) -> str:
     """Optimised HLO of the steps, or of the replays, of an engine that runs texts of any kind."""
+    cfg = integer_config(CFG, bits)
     needs = Needs(deterministic=True, ordinary=False, processing=True)
-    schedule = canonical_schedule(target(name), CFG)
+    schedule = canonical_schedule(target(name), cfg)
     config = EngineConfig(max_requests=8, max_len=256, method="none", schedule=schedule)
     plans = [plan for plan in needed_plans(config, schedule, config.max_requests + 1, needs) if not plan.ordinary]
     widest = max(plans, key=lambda plan: plan.batch)  # for a single row, products are no products of matrices
-    program = next(each for each in engine_programs(CFG, config, [widest], name="engine") if only in each.name)
+    program = next(each for each in engine_programs(cfg, config, [widest], name="engine") if only in each.name)
     return program.lower(SingleDeviceSharding(device_of(target(name)))).compile().as_text()
 
 
 @pytest.mark.parametrize("only", ["run_segment", pytest.param("read_sequences", marks=pytest.mark.sweep)])
-@pytest.mark.parametrize("name", ["v6e:2x2", "h100", *(pytest.param(x, marks=pytest.mark.sweep) for x in OTHERS)])
-def test_program_multiplies_int8_alone_and_has_no_operation_on_floats(name: str, only: str):
-    hlo = compiled(name, only)
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("v6e:2x2", 15), ("h100", 15), ("h100", 8)]
+    + [pytest.param(*each, marks=pytest.mark.sweep) for each in (("v6e:2x2", 8), *((other, 15) for other in OTHERS))],
+)
+def test_program_multiplies_int8_alone_and_has_no_operation_on_floats(name: str, bits: int, only: str):
+    hlo = compiled(name, only, bits)
     every = list(instructions(hlo))
     by_name = {each.name: each for each in every}
     products = [each for each in every if each.opcode in PRODUCTS or KERNEL in each.attributes]

@@ -17,6 +17,8 @@ from tests.integer.models import SCHEDULE
 
 KNOWN = {name: digest for name, digest in conformance.expected().items() if name != conformance.TEXTS}
 
+KNOWN_OF_8_BITS = {name: digest for name, digest in conformance.expected(8).items() if name != conformance.TEXTS}
+
 
 @pytest.fixture(scope="module")
 def functions() -> SimpleNamespace:
@@ -34,6 +36,14 @@ def test_operations_of_this_device_have_the_hashes_of_the_package(found):
 
 def test_definition_has_them_too():
     assert conformance.digests() == KNOWN
+    assert conformance.digests(bits=8) == KNOWN_OF_8_BITS
+
+
+def test_operations_with_activations_of_8_bits_have_hashes_of_their_own():
+    assert list(KNOWN_OF_8_BITS) == list(conformance.OF_BITS)
+    assert conformance.digests(device_functions(8), 8) == KNOWN_OF_8_BITS
+    for name, digest in KNOWN_OF_8_BITS.items():
+        assert digest != KNOWN[name]
 
 
 HOPPER = Numerics(page=16, implementation="pallas_gpu", linear="pinned", cache_dtype="int8", interpret=True)
@@ -41,8 +51,9 @@ HOPPER = Numerics(page=16, implementation="pallas_gpu", linear="pinned", cache_d
 
 @pytest.mark.parametrize("numerics", [SCHEDULE.numerics, pytest.param(HOPPER, marks=pytest.mark.kernels)], ids=["xla", "gpu"])
 def test_operations_for_other_devices_have_them(monkeypatch: pytest.MonkeyPatch, numerics: Numerics):
-    monkeypatch.setattr(doctor, "integer_functions", lambda _: integer_functions(numerics))
+    monkeypatch.setattr(doctor, "integer_functions", lambda _, bits: integer_functions(numerics, bits))
     assert conformance.digests(device_functions()) == KNOWN
+    assert conformance.digests(device_functions(8), 8) == KNOWN_OF_8_BITS
 
 
 def with_another_bit(right: Callable[..., Any]) -> Callable[..., Any]:

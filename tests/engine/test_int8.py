@@ -70,7 +70,7 @@ def test_loaded_model_is_rounded_named_by_another_digest_and_smaller():
     assert rounded.digest != full.digest
     assert digest_model(rounded.cfg, fitted(full.params, rounded.cfg)) == rounded.digest
     assert params_bytes(rounded.params) == params_bytes(param_shapes(rounded.cfg)) < 0.7 * params_bytes(full.params)
-    with pytest.raises(InputError, match=r"weights must be one of \('int8', 'integer'\), or None .*, got 'int4'"):
+    with pytest.raises(InputError, match=r"weights must be one of \('int8', 'integer', 'integer8'\), or None .*, got 'int4'"):
         load(weights="int4")
 
 

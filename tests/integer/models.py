@@ -48,9 +48,9 @@ class Both(NamedTuple):
     shape: Sizes
 
 
-def both(cfg: ModelConfig, params: Any) -> Both:
-    """The integer model of weights in floats."""
-    return of_integers(integer_config(cfg), integer_params(cfg, params))
+def both(cfg: ModelConfig, params: Any, bits: int = 15) -> Both:
+    """The integer model of weights in floats, with activations of so many `bits`."""
+    return of_integers(integer_config(cfg, bits), integer_params(cfg, params, bits))
 
 
 def of_integers(cfg: ModelConfig, params: Any) -> Both:
@@ -59,9 +59,9 @@ def of_integers(cfg: ModelConfig, params: Any) -> Both:
 
 
 @cache
-def small(name: str) -> Both:
+def small(name: str, bits: int = 15) -> Both:
     """The model of `CFGS` with random weights, the same in every run."""
-    return both(CFGS[name], random_model(CFGS[name]))
+    return both(CFGS[name], random_model(CFGS[name]), bits)
 
 
 def make_engine(model: Model, **changes: Any) -> Engine:

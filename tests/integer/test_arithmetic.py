@@ -65,6 +65,12 @@ def activations(rng: Rng, n: int = WIDTH) -> Activations:
     return row._replace(mantissa=rng.integers(2**14, 2**15 + 1, ROWS))
 
 
+def spread_activations(rng: Rng) -> Activations:
+    """Rows of up to 29 bits, as the largest block gives them."""
+    row = activations(rng)
+    return row._replace(values=row.values * rng.choice([1, 2**9, 2**15], (ROWS, 1)))
+
+
 def matrix(rng: Rng) -> IntMatrix:
     values = rng.integers(-127, 128, (48, WIDTH)).astype(np.int8)
     values[0] = 127
@@ -255,11 +261,52 @@ CASES = {
         lambda rng: (activations(rng), matrix(rng), numbers(rng, 48)),
         (
             ("of_sums", "+ 128) >> 8", "+ 127) >> 8"),
-            ("of_sums", "15 + 8 + FRACTION", "15 + 7 + FRACTION"),
+            ("of_sums", "15 + dropped + FRACTION", "15 + 7 + FRACTION"),
             ("of_sums", "[..., None], LIMIT, y)", "[..., None], y, y)"),
             ("of_sums", "matrix.mantissa), 15)", "matrix.mantissa), 16)"),
         ),
     ),
+    "product, 8 bits": Case(
+        integer,
+        lambda *given: spec.product(*given, bits=8),
+        lambda copy: lambda *given: copy.product(*given, bits=8),
+        lambda rng: (spread_activations(rng), matrix(rng), numbers(rng, 48)),
+        (
+            ("of_sums", "dropped = 0", "dropped = 1"),
+            ("product", "bits=bits", "bits=15"),
+            ("in_words", "cached(row.values, row)", "cached(row.values >> 1, row)"),
+        ),
+    ),
+    "products": Case(
+        integer,
+        lambda row, first, second: [spec.product(row, each, bits=8) for each in (first, second)],
+        lambda copy: lambda *given: copy.products(*given, bits=8),
+        lambda rng: (activations(rng), matrix(rng), matrix(rng)),
+        (("products", "in matrices", "in matrices[::-1]"),),
+    ),
+    "in_words": Case(
+        integer,
+        lambda row: (spec.cached(row.values, row), spec.cached(row.values, row).values),
+        lambda copy: lambda row: copy.in_words(row, 8),
+        lambda rng: (spread_activations(rng),),
+        (("in_words", "cached(row.values, row)", "cached(row.values >> 1, row)"),),
+    ),
+    "in_words, 15 bits": Case(
+        integer,
+        lambda row: (row, np.concatenate([(row.values + 128) >> 8, (row.values + 128) % 256 - 128])),
+        lambda copy: lambda row: copy.in_words(row, 15),
+        lambda rng: (activations(rng),),
+        (("split", "x + 128", "x + 127"),),
+    ),
+    "hadamard": plainly(
+        integer,
+        "hadamard",
+        lambda rng: (numbers(rng, 5, 3, 96, most=2**14 - 1),),
+        ("first - second", "second - first"),
+        ("block_of(x.shape[-1])", "block_of(x.shape[-1]) // 2"),
+    ),
+    "hadamard, an odd width": plainly(integer, "hadamard", lambda rng: (numbers(rng, 5, 33),)),
+    "spread": plainly(integer, "spread", lambda rng: (activations(rng),), ("hadamard(row.values)", "row.values")),
     "inverse_root": Case(
         integer,
         lambda high, low: spec.inverse_root((high << 16) | low),

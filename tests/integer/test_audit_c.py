@@ -25,6 +25,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "biases": {"heads": (2, 1), "bias": True},
     "norms of queries and keys": {"heads": (4, 2), "qk_norm": True},
     "sliding windows": {"windows": (4, None, 1)},
+    "activations of 8 bits": {"heads": (6, 2), "bits": 8},
+    "8 bits, and all else": {"heads": (4, 2), "bias": True, "qk_norm": True, "windows": (None, 6, 3), "bits": 8, "huge": 7},
     "all, and equal logits": {"heads": (4, 2), "bias": True, "qk_norm": True, "windows": (None, 6, 3), "twins": True},
     "numbers that leave their range": {"windows": (3, 2, 2), "huge": 7},
 }
@@ -80,6 +82,13 @@ FAULTS = (
     ("asked->mode == PROCESSED", "asked->mode == TEMPERED"),
     ("asked->mode == TEMPERED &&", "asked->mode == PROCESSED &&"),
 )
+# Each is found by the same of `SHAPES` with activations of 8 bits.
+FAULTS_OF_8_BITS = (
+    ("dropped = in_8_bits ? 0", "dropped = in_8_bits ? 1"),
+    ("a[i + size] = first - second", "a[i + size] = second - first"),
+    ("MAX_BLOCK = 1 << 15", "MAX_BLOCK = 1 << 2"),
+    ("if (in_8_bits) hadamard", "if (!in_8_bits) hadamard"),
+)
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 SANITIZED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
@@ -106,7 +115,7 @@ def case_with(model: tuple[dict[str, Any], Sizes], texts: list[AuditedText]) -> 
 
 
 def made_up(
-    heads=(4, 4), bias=False, qk_norm=False, windows=(None,) * L, twins=False, huge=None
+    heads=(4, 4), bias=False, qk_norm=False, windows=(None,) * L, twins=False, huge=None, bits=15
 ) -> tuple[dict[str, Any], Sizes]:
     """A model of random numbers whose head is not its embeddings.
 
@@ -138,7 +147,7 @@ def made_up(
     if huge is not None:
         weights["embed"][huge] = rng.choice([-1, 1], D) * (LIMIT - 1)
     steps = tuple(tuple(map(int, rng.integers(0, 2**46, H // 2))) for _ in range(L))
-    return weights, Sizes(N, K, 27_000, -16, 42_950, steps, windows)
+    return weights, Sizes(N, K, 27_000, -16, 42_950, steps, windows, bits)
 
 
 def texts_of(vocab_size: int, length: int, asked: Sequence[dict[str, Any]]) -> list[AuditedText]:
@@ -191,8 +200,9 @@ def test_a_text_leaves_its_range_and_comes_back_where_no_window_reaches():
         assert lost == [5 <= place <= 7 for place in range(len(lost))]
 
 
-def test_shipped_model_has_the_bits_of_the_definition(program, tmp_path):
-    model = ds.load(weights="integer")
+@pytest.mark.parametrize("weights", ["integer", "integer8"])
+def test_shipped_model_has_the_bits_of_the_definition(weights, program, tmp_path):
+    model = ds.load(weights=weights)
     texts = texts_of(model.cfg.vocab_size, 7, ASKED[5:6] + ASKED[8:11] + ASKED[-2:-1])
     case = case_with(spec_model(model.cfg, model.params), texts)
     assert by_c(program, tmp_path, case.model, texts) == case.expected
@@ -215,12 +225,18 @@ def test_control_a_program_that_differs_is_found(old, new, tmp_path):
     assert [by_c(faulty, tmp_path, case.model, case.texts) == case.expected for case in cases] != [True, True]
 
 
+@pytest.mark.parametrize(("old", "new"), FAULTS_OF_8_BITS)
+def test_control_a_program_that_differs_in_8_bits_is_found(old, new, tmp_path):
+    case = case_of("8 bits, and all else")
+    assert by_c(changed(tmp_path, old, new), tmp_path, case.model, case.texts) != case.expected
+
+
 def test_strict_compiler_has_no_remarks_and_no_behaviour_is_undefined(tmp_path):
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
     trial = [find_compiler(), *SANITIZED, "-o", tmp_path / "empty", tmp_path / "empty.c"]
     sanitized = SANITIZED if subprocess.run(trial, capture_output=True, check=False).returncode == 0 else ()
     program = compile_audit(tmp_path, options=("-std=c99", "-O1", *STRICT, *sanitized))
-    for shape in list(SHAPES)[-2:]:
+    for shape in list(SHAPES)[-3:]:
         model, texts, expected = case_of(shape)
         assert by_c(program, tmp_path, model, texts) == expected
 

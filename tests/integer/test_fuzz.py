@@ -10,7 +10,8 @@ pytestmark = pytest.mark.slow
 
 def test_trial_finds_no_difference_and_a_control_of_another_constant_one(monkeypatch, capsys):
     assert fuzz_integer.main(["--number", "1", "--seed", "20004"]) == 0
-    assert "1 models" in capsys.readouterr().out
+    assert fuzz_integer.main(["--number", "1", "--seed", "20004", "--weights", "integer8"]) == 0
+    assert capsys.readouterr().out.count("1 models") == 2
     monkeypatch.setattr(spec, "LN_2", spec.LN_2 + 1)
     assert fuzz_integer.main(["--number", "1", "--seed", "20010"]) == 1
     found = capsys.readouterr().out

@@ -18,8 +18,8 @@ def narrow(tree: Any) -> Any:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("rows", [1, 33])  # their words fill one tile of 64 rows, and two
-def test_products_by_the_kernel_are_those_of_the_definition(rows: int):
+@pytest.mark.parametrize(("rows", "bits"), [(1, 15), (33, 15), (33, 8)])  # their words fill one tile of 64 rows, and two
+def test_products_by_the_kernel_are_those_of_the_definition(rows: int, bits: int):
     rng = np.random.default_rng(rows)
     row = spec.row_of(rng.integers(-(2**28), 2**28, (rows, 288)), -16)
     matrices = [
@@ -28,7 +28,7 @@ def test_products_by_the_kernel_are_those_of_the_definition(rows: int):
         )
         for num in (144, 20)
     ]
-    found = integer_gpu.products(narrow(row), *narrow(matrices), interpret=True)
-    expected = [spec.product(row, matrix) for matrix in matrices]
+    found = integer_gpu.products(narrow(row), *narrow(matrices), bits=bits, interpret=True)
+    expected = [spec.product(row, matrix, bits=bits) for matrix in matrices]
     assert all((np.asarray(y) == own).all() for y, own in zip(found, expected, strict=True))
     assert (expected[0][:, :20] != expected[1]).any(), "the control: another matrix"

@@ -33,6 +33,7 @@ SCORE = (2**15, -20)  # the largest mantissa of what scores are multiplied with
 ROOT = MANTISSA
 OF_CACHED = Interval(2**13, 33_050)
 UP_TO_14 = Interval(-(2**14) + 1, 2**14 - 1)
+SPREAD = Interval(-(2**14 - 1) * spec.MAX_BLOCK, (2**14 - 1) * spec.MAX_BLOCK)  # a row after its Hadamard transform
 
 
 # --- Contracts ---------------------------------------------------------------------------------------------------------------
@@ -294,6 +295,21 @@ def test_product_stays_inside_and_so_does_each_partial_sum():
     assert within(bounds_of(integer.product, row(WIDE), matrix(WIDE), fixed(3)), FIXED)
     with pytest.raises(Leaves, match="dot_general"):
         bounds_of(integer.product, row(WIDE + WIDE // 64), matrix(WIDE + WIDE // 64))
+
+    def of_8_bits(*given: Any) -> jax.Array:
+        return integer.product(*given, bits=8)
+
+    for values in (UP_TO_14, SPREAD):
+        shapes, bounds = row(WIDE)
+        assert within(bounds_of(of_8_bits, (shapes, bounds._replace(values=values)), matrix(WIDE), fixed(3)), FIXED)
+    with pytest.raises(Leaves, match="dot_general"):
+        bounds_of(of_8_bits, row(WIDE + WIDE // 32), matrix(WIDE + WIDE // 32))
+
+
+@pytest.mark.parametrize("width", [WIDE, 3 * 2**15, 14_336])
+def test_spread_rows_stay_inside_and_below_the_limit(width: int):
+    assert within(bounds_of(integer.spread, row(width)).values, SPREAD)
+    assert SPREAD.hi.max() < LIMIT
 
 
 @pytest.mark.parametrize("epsilon", [1, (2**31 - 1) // D])

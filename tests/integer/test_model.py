@@ -43,6 +43,18 @@ def test_texts_of_model_are_those_of_the_definition(name: str):
         assert (tokens, logprobs) == defined(small(name), prompt, tokens, sampling), sampling
 
 
+@pytest.mark.parametrize(("name", "changes"), [*((name, {"schedule": None}) for name in CFGS), (MAIN, {})])
+def test_texts_with_activations_of_8_bits_are_those_of_the_definition(name: str, changes: dict, cpu_kernels):
+    """By kernels in C and by XLA's operations; alone they have the bits that they have together."""
+    of = small(name, 8)
+    engine = make_engine(of.model, **changes)
+    found = bits(engine.generate(PROMPTS, SAMPLING))
+    for prompt, sampling, (tokens, logprobs) in zip(PROMPTS, SAMPLING, found, strict=True):
+        assert (tokens, logprobs) == defined(of, prompt, tokens, sampling), sampling
+    assert [bits(engine.generate([p], [s]))[0] for p, s in list(zip(PROMPTS, SAMPLING, strict=True))[:3]] == found[:3]
+    assert found[0] != defined(small(name), PROMPTS[0], found[0][0], SAMPLING[0]), "the control: activations of 15 bits"
+
+
 def test_texts_of_model_with_few_pages_are_those_of_the_definition(written, few_pages):
     assert few_pages.num_preemptions > 0
     for prompt, sampling, (tokens, logprobs) in zip(PROMPTS, SAMPLING, written, strict=True):

@@ -19,7 +19,7 @@ from detspec.jobs.oracle import oracle
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.model.dense import dense_config
 from detspec.model.params import init_params
-from detspec.model.to_integer import integer_config
+from detspec.model.to_integer import float_config, integer_config
 from tests.integer.models import SCHEDULE
 from tests.jobs.audited import edit_manifest, make_job, read_lines, write_lines
 
@@ -77,6 +77,25 @@ def test_records_reproduce(model, job, cpu_kernels, by):
     report = audited(model, job, by)
     assert report.reproduced
     assert report.num_records == NUM_RECORDS
+
+
+@pytest.mark.parametrize("by", BY)
+def test_records_with_activations_of_8_bits_reproduce_and_a_changed_token_is_named(tmp_path, cpu_kernels, by):
+    cfg = integer_config(float_config(CFG), 8)
+    model = ds.Model(cfg, init_params(cfg, jax.random.key(0)), None, (EOS,), "an integer model of 8 bits")
+    (tmp_path / "job").mkdir()
+    lines = [
+        {"id": f"r{i}", "prompt_token_ids": [i + 1, 2, 3], "sampling": {"max_tokens": 8, **asked}}
+        for i, asked in enumerate(SAMPLING[:3])
+    ]
+    make_job(make_engine(model), tmp_path / "job", lines)
+    (manifest,) = (tmp_path / "job").glob("*manifest.json")
+    assert json.loads(manifest.read_text())["fingerprint"] == {"arithmetic": "integer8/1", "model": model.digest}
+    assert audited(model, tmp_path / "job", by).reproduced
+    change, request, position, says = FALSIFIED["token"]
+    (found,) = changed_audit(model, tmp_path / "job", tmp_path, by, lambda records: change(records[request]))
+    assert (found.record, found.position) == (f"r{request}", position)
+    assert found.what.startswith(says)
 
 
 def test_operations_of_xla_write_the_same_file(model, job, tmp_path, cpu_kernels):

@@ -19,8 +19,10 @@ SAMPLING = [
 ]
 
 
-def texts(chips: int, model: str | Path = "tiny_python", prompts: Any = PROMPTS) -> list[tuple[tuple[int, ...], bytes]]:
-    model = ds.load(model, weights="integer", chips=chips)
+def texts(
+    chips: int, model: str | Path = "tiny_python", prompts: Any = PROMPTS, weights: str = "integer"
+) -> list[tuple[tuple[int, ...], bytes]]:
+    model = ds.load(model, weights=weights, chips=chips)
     engine = ds.Engine(model, ds.EngineConfig(max_requests=3, max_len=32, method="none"))
     used = {device for leaf in jax.tree.leaves(engine.model.params) for device in leaf.devices()}
     assert len(used) == chips
@@ -35,6 +37,13 @@ def alone() -> list[tuple[tuple[int, ...], bytes]]:
 @pytest.mark.parametrize("chips", [2, 4])
 def test_texts_on_chips_are_those_on_one(chips, alone):
     assert texts(chips) == alone
+
+
+@pytest.mark.slow
+def test_texts_with_activations_of_8_bits_on_two_chips_are_those_on_one(alone):
+    found = texts(2, weights="integer8")
+    assert found == texts(1, weights="integer8")
+    assert found != alone
 
 
 @pytest.mark.slow
