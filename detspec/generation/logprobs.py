@@ -59,8 +59,8 @@ def logprobs(
         lengths: `[B]` int32, tokens of each text.
         temperature: what logits are divided by, above 0; for all texts or `[B]`, float32.
         schedule: numerics of the canonical pass, of which the bits are; the device's default if None.
-        remat: derivatives work out the inside of each layer once more, instead of keeping it. Without it, they work out
-            texts once more where there are more than a few. It changes no log-probability.
+        remat: derivatives work out the inside of each layer once more, instead of keeping it. Without it, where there are more
+            than a few texts, they keep products and attention, and work out the rest once more. It changes no log-probability.
 
     Returns:
         float32 `[B, T]`: entry `p` is about the token at position `p`, given those before it. 0 for the first token
@@ -152,7 +152,7 @@ def _of_rows(
 def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array, again: bool = True) -> jax.Array:
     """`fn(*by_row)` of arrays `[n, ...]`, at most about `size` rows at a time; derivatives work out each chunk `again`.
 
-    So what `fn` makes on its way is there for one chunk at a time. 5 rows by 2: chunks of 2, 2 and 1 with one that fills it up.
+    So what `fn` makes on its way is there for one chunk at a time, but for what `kept_ops` keep. 5 rows by 2: chunks of 2, 2 and 1 with one that fills it up.
     """
     n = by_row[0].shape[0]
     number = -(-n // max(size, 1))

@@ -23,9 +23,9 @@ from detspec.riders.rider import AdaptFn, Product
 from detspec.schedule import Numerics
 
 NormFn = Callable[..., jax.Array]  # (x [..., D], scale [D]) -> [..., D]; a LayerNorm takes a bias [D], too
-KEPT = "kept"
-KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
 NORM_FNS: dict[str, NormFn] = {"rms": rms_norm, "layer": layer_norm}
+KEPT = "kept"  # the name of what `kept_ops` give
+KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
 class RowOps(NamedTuple):

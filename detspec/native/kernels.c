@@ -385,7 +385,7 @@ typedef struct {
   int64_t first, end;                   /* rows of x */
   int64_t row_bytes, out, steps;        /* bytes and steps of a row of the weight */
   const float *scale, *row_scale;       /* [out], and of rows of x, of int8 weights */
-  int64_t outs_of_item, num_items;      /* outputs that one item computes, and how many items there are */
+  int64_t outs_of_item, num_items;      /* outputs that one item computes, where x is turned blocks of them; how many items there are */
 } Product;
 
 /* Where results go: row r, output o to y[at[r] * stride + o - out]; without `at` to row r - row. */
@@ -756,15 +756,15 @@ static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t nu
 
 #if !FLOAT_TILES
 #if defined(__AVX512F__)
-#define TURNED_ROWS 8 /* that meet a register of weights together; they divide SIDE */
+#define TURNED_ROWS 8 /* of x, that meet registers of weights together; they divide SIDE */
 #else
 #define TURNED_ROWS 4
 #endif
-#define TURNED_VECTORS 3 /* of weights, that meet them */
+#define TURNED_VECTORS 3         /* registers of weights that they meet: a block */
 #define TURNED_OUTS (TURNED_VECTORS * WIDTH)
-#define TURNED_FROM 192     /* rows from which on it is faster */
-#define TURNED_ITEM 512    /* rows of an item of work */
-#define TURNED_BYTES (256 << 10) /* most bytes of weights that it turns, but for one block's */
+#define TURNED_FROM 192          /* rows from which on this is faster, for a row of each expert */
+#define TURNED_ITEM 512          /* rows of an item of work */
+#define TURNED_BYTES (256 << 10) /* most bytes of weights that an item turns, if they are of more than one block */
 
 /* Bytes of `width` turned rows. */
 INLINE int64_t turned_bytes(int64_t steps, int64_t width) { return LANES * steps * X_VECTORS * width * 4; }
@@ -906,7 +906,7 @@ static int run_turned_products(XLA_FFI_CallFrame *frame, Product *products, int6
   for (int64_t i = 0; i < num_products; i++) {
     Product *p = products + i;
     const int64_t chunks = (p->end - p->first + TURNED_ITEM - 1) / TURNED_ITEM, blocks = turned_blocks(p);
-    const int64_t fits = TURNED_BYTES / turned_bytes(p->steps, TURNED_OUTS), fair = blocks * chunks / (ITEMS_OF_THREAD * threads);
+    const int64_t fits = TURNED_BYTES / turned_bytes(MAX(p->steps, 1), TURNED_OUTS), fair = blocks * chunks / (ITEMS_OF_THREAD * threads);
     p->outs_of_item = MAX(MIN(fits, fair), 1);
     p->num_items = (blocks + p->outs_of_item - 1) / p->outs_of_item * chunks;
     num_items += p->num_items;

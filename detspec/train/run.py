@@ -31,6 +31,7 @@ from detspec.train.optimizer import lr_schedule, make_optimizer
 from detspec.train.step import TrainState, TrainStep
 
 LOG_NAME = "log.jsonl"
+SUMS = 2  # the order of sums in trainings: a run goes on with that of its beginning
 RUN_NAME = "run.json"  # says which config file the run in a folder began with
 
 
@@ -77,8 +78,8 @@ def run_experiment(
 
 
 def record_of(experiment: Experiment) -> dict[str, Any]:
-    """Names all that decides the bits of a run, as checkpoints hold it; the number of slices is part of it."""
-    return dict(json.loads(json.dumps({**experiment.record, "max_slices": MAX_SLICES})))
+    """Names all that decides the bits of a run, as checkpoints hold it; and how sums are ordered."""
+    return dict(json.loads(json.dumps({**experiment.record, "max_slices": MAX_SLICES, "sums": SUMS})))
 
 
 def restore_or_init(
