@@ -152,7 +152,8 @@ def _of_rows(
 def in_chunks(fn: Callable[..., jax.Array], size: int, *by_row: jax.Array, again: bool = True) -> jax.Array:
     """`fn(*by_row)` of arrays `[n, ...]`, at most about `size` rows at a time; derivatives work out each chunk `again`.
 
-    So what `fn` makes on its way is there for one chunk at a time, but for what `kept_ops` keep. 5 rows by 2: chunks of 2, 2 and 1 with one that fills it up.
+    So what `fn` makes on its way is there for one chunk at a time, but for what `kept_ops` keep. 5 rows by 2: chunks of 2, 2
+    and 1 with one that fills it up.
     """
     n = by_row[0].shape[0]
     number = -(-n // max(size, 1))
