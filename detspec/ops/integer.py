@@ -26,6 +26,7 @@ from detspec.integer.spec import (
 )
 
 I32 = jnp.int32
+LINE = 128  # numbers of a row that a TPU moves together
 U32 = jnp.uint32
 NO_SCORE = -(2**30)  # below all scores, and no difference from one leaves int32
 
@@ -252,12 +253,23 @@ def gated(gate: jax.Array, up: jax.Array) -> Activations:
 
 
 def hadamard(x: jax.Array) -> jax.Array:
-    """See `spec.hadamard`."""
-    y = x.reshape(*x.shape[:-1], -1, block_of(x.shape[-1]))
+    """See `spec.hadamard`; `x` of up to 15 bits.
+
+    Stages within a line of a TPU are one product with ones and minus ones, of both words of `x`; the others are sums and
+    differences of lines.
+    """
+    block = block_of(x.shape[-1])
+    line = min(block, LINE)
+    place = np.arange(line)
+    odd = np.bitwise_count(place[:, None] & place[None, :]) % 2
+    signs = jnp.asarray(np.where(odd, -1, 1), jnp.int8)
+    high, low = (dot(word, signs) for word in split(x.reshape(-1, line)))
+    y = (high * 256 + low).reshape(*x.shape[:-1], -1, block // line, line)
     size = 1
-    while size < y.shape[-1]:
-        first, second = jnp.split(y.reshape(*y.shape[:-1], -1, 2, size), 2, axis=-2)
-        y = jnp.concatenate([first + second, first - second], axis=-2).reshape(y.shape)
+    while size < block // line:
+        pairs = y.reshape(*y.shape[:-2], -1, 2, size, line)
+        first, second = pairs[..., 0, :, :], pairs[..., 1, :, :]
+        y = jnp.stack([first + second, first - second], axis=-3).reshape(y.shape)
         size *= 2
     return y.reshape(x.shape)
 

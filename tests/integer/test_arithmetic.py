@@ -301,11 +301,12 @@ CASES = {
     "hadamard": plainly(
         integer,
         "hadamard",
-        lambda rng: (numbers(rng, 5, 3, 96, most=2**14 - 1),),
+        lambda rng: (numbers(rng, 5, 3, 768, most=2**14),),
         ("first - second", "second - first"),
+        ("odd, -1, 1", "odd, 1, -1"),
         ("block_of(x.shape[-1])", "block_of(x.shape[-1]) // 2"),
     ),
-    "hadamard, an odd width": plainly(integer, "hadamard", lambda rng: (numbers(rng, 5, 33),)),
+    "hadamard, an odd width": plainly(integer, "hadamard", lambda rng: (numbers(rng, 5, 33, most=2**14),)),
     "spread": plainly(integer, "spread", lambda rng: (activations(rng),), ("hadamard(row.values)", "row.values")),
     "inverse_root": Case(
         integer,
