@@ -105,8 +105,11 @@ def _cut_sizes(cfg: ModelConfig) -> dict[str, list[int]]:
 
 
 def param_specs(cfg: ModelConfig) -> Params:
-    """For each weight its `PartitionSpec`, which the values and the scale of a rounded one share."""
-    return jax.tree.map(_spec, weights(cfg))
+    """For each weight its `PartitionSpec`, which the values and the scale of a rounded one share.
+
+    Scales of an integer model's norms have an exponent for all their numbers, so each chip has all of them.
+    """
+    return jax.tree.map(lambda weight: COPIES if cfg.is_integer and weight.is_scale else _spec(weight), weights(cfg))
 
 
 def param_shardings(cfg: ModelConfig, mesh: Mesh) -> Params:

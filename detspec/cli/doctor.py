@@ -56,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
 def run_integer() -> int:
     """Prints the hashes of integer models' operations, with activations of 8 and of 15 bits; returns 1 if one differs."""
-    from detspec.doctor.conformance import run_conformance
+    from detspec.doctor.conformance import run_conformance, run_family_conformance
     from detspec.progress import Progress
 
     with Progress(0, "steps") as progress:
-        reports = [run_conformance(progress.stage, weights) for weights in reversed(ACTIVATION_BITS)]
+        reports = [run_family_conformance(progress.stage)]
+        reports += [run_conformance(progress.stage, weights) for weights in reversed(ACTIVATION_BITS)]
     print("\n\n".join(report.table() for report in reports))
     return 1 if any(report.differing for report in reports) else 0

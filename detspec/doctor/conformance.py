@@ -19,6 +19,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.environment import chosen_schedule
 from detspec.integer import conformance, spec
 from detspec.integer.conformance import TEXTS
+from detspec.model.integer_rows import IntegerOps
 from detspec.ops import integer, integer_choices
 from detspec.ops.integer_functions import IntegerFunctions, integer_functions
 from detspec.sampling_params import SamplingParams
@@ -67,6 +68,13 @@ def run_conformance(on_progress: Callable[[str], None] = lambda step: None, weig
     return ConformanceReport(jax.devices()[0].device_kind, found, conformance.expected(bits), spec.VERSIONS[bits])
 
 
+def run_family_conformance(on_progress: Callable[[str], None] = lambda step: None) -> ConformanceReport:
+    """Runs the operations that models of further families have besides on this device."""
+    on_progress("operations of further families")
+    found = conformance.family_digests(device_functions)
+    return ConformanceReport(jax.devices()[0].device_kind, found, conformance.family_expected(), "further families")
+
+
 def device_functions(bits: int = 15, **others: Callable[..., Any]) -> Any:
     """The functions of the arithmetic as this device runs them, compiled; they take and give numpy's arrays.
 
@@ -81,11 +89,13 @@ def device_functions(bits: int = 15, **others: Callable[..., Any]) -> Any:
         return integer_choices.penalised(logits, seen, count, SimpleNamespace(**dict(zip(names, penalties, strict=True))))
 
     functions = integer_functions(chosen_schedule(None, load(SHIPPED, weights="integer").cfg).numerics, bits)
+    ops = IntegerOps(conformance.EPSILON, functions, bits)
     own: dict[str, Callable[..., Any]] = {
         name: getattr(integer, name) for name in ("rounded_shift", "scaled", "added", "sine", "cached", "power")
     }
     own |= {"product": lambda row, matrix: functions.products(row, matrix)[0], "gated": functions.gated}
     own |= {name: getattr(integer_choices, name) for name in ("logprobs", "tempered")}
+    own |= {"gelu_gated": lambda gate, up: functions.gated(gate, up, "gelu_tanh"), "normed_after": ops.after}
     own |= {"kept": kept, "penalised": penalised, **others}
     compiled = {name: partial(_run, jax.jit(fn)) for name, fn in own.items()}
     # The last argument of these is one that a program knows.

@@ -25,6 +25,8 @@ enum { LOG2_E = 23637, LN_2 = 22713, GUMBEL_SHIFT = 24020, SMALLEST_LOGPROB = -(
 enum { ONE = 0x3F800000, INFINITE = 0x7F800000 }; /* bits of float32 */
 enum { RAW, PROCESSED, TEMPERED };                /* whose log-probabilities are reported */
 static const i64 EXP2[5] = {32768, -22709, 7844, -1743, 224};
+enum { GELU_1 = 18860, GELU_3 = 13493, GELU_MOST = 5 << 16 };
+enum { SILU, GELU_TANH };                         /* what gates go through */
 
 typedef struct { i64 *values, mantissa, exponent; } Activations;
 typedef struct { int m, n; int8_t *values; i32 *mantissa, *exponent; } Matrix;
@@ -37,6 +39,7 @@ typedef struct {
     i32 window;                                  /* positions that a token sees; 0 is all */
     u32 *steps;                                  /* for each pair of a head: a step's upper 32 bits and its lower 16 */
     i32 *attn_norm, *q_norm, *k_norm, *mlp_norm; /* scales: values, then their exponent; NULL where there is none */
+    i32 *attn_post_norm, *mlp_post_norm;
     i32 *q_bias, *k_bias, *v_bias;
     Matrix q, k, v, o, gate, up, down;
     Cached keys, values;
@@ -44,6 +47,8 @@ typedef struct {
 
 static int L, D, F, N, K, H, V; /* layers, widths of stream and MLP, heads of queries and keys, their width, vocabulary */
 static int in_8_bits;           /* whether activations are */
+static int activation;          /* of gates */
+static int norms_heads;         /* whether queries and keys have a norm for each head, not for all heads together */
 static i32 score_mantissa, score_exponent, epsilon, *SINES, *LOGS, *INVERSE_ROOTS, *embed, *final_norm;
 static Layer *layers;
 static Matrix head;
@@ -108,6 +113,7 @@ static void read_model(void) {
     K = number_in(1, N), H = number_in(2, 512), V = number_in(1, 262128);
     if (N % K || H % 2 || N * H > 131072) fail("the model has heads that do not fit");
     score_mantissa = number_in(1 << 14, 1 << 15), score_exponent = number_in(-1000, 1000), epsilon = number_in(1, INT32_MAX);
+    activation = number_in(SILU, GELU_TANH), norms_heads = number_in(0, 1);
     SINES = numbers(1025), LOGS = numbers(257), INVERSE_ROOTS = numbers(256);
     embed = numbers((size_t) V * D);
     layers = room(L, sizeof *layers);
@@ -116,10 +122,11 @@ static void read_model(void) {
         l->steps = room(H, sizeof *l->steps);
         for (int i = 0; i < H; i++) l->steps[i] = word();
         l->attn_norm = numbers(D + 1);
-        l->q = matrix(N * H, D), l->q_bias = numbers(N * H), l->q_norm = numbers(H + 1);
-        l->k = matrix(K * H, D), l->k_bias = numbers(K * H), l->k_norm = numbers(H + 1);
+        l->q = matrix(N * H, D), l->q_bias = numbers(N * H), l->q_norm = numbers((norms_heads ? H : N * H) + 1);
+        l->k = matrix(K * H, D), l->k_bias = numbers(K * H), l->k_norm = numbers((norms_heads ? H : K * H) + 1);
         l->v = matrix(K * H, D), l->v_bias = numbers(K * H);
         l->o = matrix(D, N * H);
+        l->attn_post_norm = numbers(D + 1), l->mlp_post_norm = numbers(D + 1);
         l->mlp_norm = numbers(D + 1);
         l->gate = matrix(F, D), l->up = matrix(F, D), l->down = matrix(D, F);
     }
@@ -228,9 +235,12 @@ static i64 sine(u32 turns) {
     return rounded_shift(here + floor_shift((next - here) * (turns >> 6 & 0xFFFF), 16), 6);
 }
 
-/* A head's row, normed if there is a norm. Its values are rotated: they stand for themselves times its scale / 2**14. */
-static Activations turned(i64 *a, const i32 *norm, const u32 *steps, u64 position) {
-    Activations found = norm ? normed(a, H, norm, a) : row_of(a, H, -16);
+/* Head `j` of those in `a`, all of which `whole` is if they are normed together; else it is normed here, if there is a norm. Its
+   values are rotated: they stand for themselves times its scale / 2**14. */
+static Activations turned(i64 *a, int j, const Activations *whole, const i32 *norm, const u32 *steps, u64 position) {
+    a += (size_t) j * H;
+    Activations found = whole ? *whole : norm ? normed(a, H, norm, a) : row_of(a, H, -16);
+    found.values = a;
     for (int i = 0; i < H / 2; i++) {
         u32 turns = (u32) (position * steps[2 * i] + (position * steps[2 * i + 1] >> 16));
         i64 sin = sine(turns), cos = sine(turns + (1u << 30)), first = a[i], second = a[i + H / 2];
@@ -280,10 +290,22 @@ static void attended(Activations query, const Layer *l, int of_keys, int first, 
     for (int i = 0; i < H; i++) out[i] = lost ? LIMIT : scaled(rounded_shift(sum[i], 8), inverse, fall - highest - 10);
 }
 
+/* The numbers of a row, fixed. */
+static void as_fixed(Activations a, int n, i64 *out) {
+    for (int i = 0; i < n; i++) out[i] = is_lost(a.exponent) ? LIMIT : scaled(a.values[i], a.mantissa, -(a.exponent + 16));
+}
+
+static i64 gelu_exponent(i64 a) {
+    a = between(0, a, GELU_MOST);
+    i64 root = rounded_shift(a, 4), square = rounded_shift(root * root, 12);
+    return scaled(a, GELU_1 + rounded_shift(square * GELU_3, 16), 13);
+}
+
 static Activations gated(void) {
     int shift, lost = largest_size(gate, F) >= LIMIT;
     for (int i = 0; i < F; i++) {
-        i64 a = power(scaled(between(0, size_of(gate[i]), 1 << 26), LOG2_E, 14), &shift);
+        i64 size = size_of(gate[i]);
+        i64 a = power(activation == GELU_TANH ? gelu_exponent(size) : scaled(between(0, size, 1 << 26), LOG2_E, 14), &shift);
         i64 share = (1 << 30) / ((1 << 15) + rounded_shift(a, shift));
         gate[i] = scaled(gate[i], gate[i] < 0 ? (1 << 15) - share : share, 15);
     }
@@ -306,31 +328,57 @@ static void hadamard(i64 *a, int n) {
         }
 }
 
+/* The row of the stream that a part of a layer reads, after its norm if there is one. */
+static Activations read_by_part(const i32 *norm) {
+    if (norm) return as_read(normed(stream, D, norm, row), D);
+    for (int i = 0; i < D; i++) row[i] = stream[i];
+    return as_read(row_of(row, D, -16), D);
+}
+
+/* Adds a part's output, which lies in `row`, to the stream, after its norm if there is one. */
+static void add_to_stream(const i32 *norm) {
+    if (norm) {
+        Activations a = normed(row, D, norm, row);
+        if (in_8_bits) hadamard(row, D);
+        as_fixed(a, D, row);
+    }
+    for (int i = 0; i < D; i++) stream[i] = added(stream[i], row[i]);
+}
+
+/* Norms all heads of queries or keys together, where the model does so. */
+static const Activations *normed_together(i64 *a, int n, const i32 *norm, Activations *found) {
+    if (!norm || norms_heads) return NULL;
+    *found = normed(a, n, norm, a);
+    return found;
+}
+
 /* Reads a token: its keys and values join the cache, and `logits` are those of what comes next. */
 static void read_token(i32 token, int position) {
     for (int i = 0; i < D; i++) stream[i] = embed[(size_t) token * D + i];
     for (Layer *l = layers; l < layers + L; l++) {
         int first = l->window && l->window <= position ? position - l->window + 1 : 0;
-        Activations a = as_read(normed(stream, D, l->attn_norm, row), D);
+        Activations a = read_by_part(l->attn_norm), of_q, of_k;
         product(a, l->q, l->q_bias, q), product(a, l->k, l->k_bias, k), product(a, l->v, l->v_bias, v);
+        const Activations *all_q = normed_together(q, N * H, l->q_norm, &of_q);
+        const Activations *all_k = normed_together(k, K * H, l->k_norm, &of_k);
         for (int j = 0; j < K; j++) {
-            Activations key = turned(k + j * H, l->k_norm, l->steps, position);
+            Activations key = turned(k, j, all_k, l->k_norm, l->steps, position);
             cached(key.values, key.mantissa, key.exponent - 14, l->keys, (size_t) position * K + j);
             cached(v + j * H, 1 << 14, -14 - 16, l->values, (size_t) position * K + j);
         }
         for (int j = 0; j < N; j++) {
-            Activations query = turned(q + j * H, l->q_norm, l->steps, position);
+            Activations query = turned(q, j, all_q, l->q_norm, l->steps, position);
             query.exponent += narrowed(query.values, H, 14) - 14;
             attended(query, l, j / (N / K), first, position, mixed + j * H);
         }
         product(as_read(row_of(mixed, N * H, -16), N * H), l->o, NULL, row);
-        for (int i = 0; i < D; i++) stream[i] = added(stream[i], row[i]);
-        a = as_read(normed(stream, D, l->mlp_norm, row), D);
+        add_to_stream(l->attn_post_norm);
+        a = read_by_part(l->mlp_norm);
         product(a, l->gate, NULL, gate), product(a, l->up, NULL, up);
         a = gated();
         if (in_8_bits) hadamard(a.values, F);
         product(as_read(a, F), l->down, NULL, row);
-        for (int i = 0; i < D; i++) stream[i] = added(stream[i], row[i]);
+        add_to_stream(l->mlp_post_norm);
     }
     product(as_read(normed(stream, D, final_norm, row), D), head, NULL, logits);
 }

@@ -25,6 +25,7 @@ from detspec.native.processor import NO_COMPILER, find_compiler
 MAGIC = {15: 0x31544E49, 8: 0x38544E49}  # "INT1" and "INT8", by the bits of activations
 LEFT_RANGE = -(2**31)  # a log-probability or choice where numbers have left their range
 MODES = ("raw", "processed", "tempered")  # audit.c numbers them so
+ACTIVATIONS = ("silu", "gelu_tanh")  # and these
 BLOCK = 256  # tokens that spec.py reads at once: it holds several numbers for each token of the vocabulary
 OPTIONS = ("-std=c99", "-O2")
 
@@ -194,11 +195,13 @@ def write_model(path: Path, weights: Mapping[str, Any], sizes: Sizes) -> None:
         _words(file, MAGIC[sizes.activation_bits], len(layers), width, *inner)
         _words(file, sizes.num_heads, sizes.num_kv_heads, of_head, vocabulary)
         _words(file, sizes.score_mantissa, sizes.score_exponent, sizes.epsilon)
+        q_norm = layers[0].get("q_norm")
+        _words(file, ACTIVATIONS.index(sizes.activation), q_norm is None or len(q_norm.values) == of_head)
         for table in (SINES, LOGS, INVERSE_ROOTS, weights["embed"]):
             _array(file, table)
         for layer, window, steps in zip(layers, sizes.windows, sizes.steps, strict=True):
             _words(file, window or 0, *(half for step in steps for half in (step >> 16, step & 0xFFFF)))
-            _scale(file, layer["attn_norm"])
+            _scale(file, layer.get("attn_norm"))
             for name in ("q", "k"):
                 _matrix(file, layer[name])
                 _array(file, layer.get(f"{name}_bias"))
@@ -206,7 +209,8 @@ def write_model(path: Path, weights: Mapping[str, Any], sizes: Sizes) -> None:
             _matrix(file, layer["v"])
             _array(file, layer.get("v_bias"))
             _matrix(file, layer["o"])
-            _scale(file, layer["mlp_norm"])
+            for name in ("attn_post_norm", "mlp_post_norm", "mlp_norm"):
+                _scale(file, layer.get(name))
             for name in ("gate", "up", "down"):
                 _matrix(file, layer[name])
         _scale(file, weights["final_norm"])

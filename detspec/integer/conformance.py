@@ -1,7 +1,8 @@
 """Hashes of the operations of "integer/1" for made-up numbers: a device that gives the same is equal to all others.
 
 The numbers come from the arithmetic's own Threefry. `expected.json` holds the hashes that `spec.py` gives. The operations that
-"integer8/1" has in the place of others have theirs in `expected_8_bits.json`.
+"integer8/1" has in the place of others have theirs in `expected_8_bits.json`. Operations of further families came later, and
+have theirs in `expected_families.json`, so the hash of all operations of an arithmetic stays.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ ROWS = 64
 WIDTH = 96
 OUTPUTS = 80
 VOCABULARY = 1000
+EPSILON = 42_950  # of norms, 32 fraction bits
 HEADS = 4
 KV_HEADS = 2
 HEAD_DIM = 32
@@ -27,6 +29,7 @@ LENGTH = 48  # keys that attention looks at
 SIZES = spec.Sizes(HEADS, KV_HEADS, 16_713, -16, 1, (), ())  # scores times log2(e) / sqrt(32)
 FILES = {15: "expected.json", 8: "expected_8_bits.json"}  # by the bits of activations
 OF_BITS = ("product", "gate")  # the operations that these change
+FAMILIES = "expected_families.json"
 TEXTS = "texts"  # the name of what the shipped model generates
 
 
@@ -98,7 +101,7 @@ def cases(bits: int = 15) -> tuple[Trial, ...]:
         Trial("rounded shift", (wide, shifts), lambda f, x, r: f.rounded_shift(x, r)),
         Trial("scaled", (wide, mantissas, shifts), lambda f, x, m, r: f.scaled(x, m, r - 10)),
         Trial("sum with limits", (stream, wide), lambda f, x, y: f.added(x, y)),
-        Trial("norm", (stream, scale), lambda f, x, scale: f.normed(x, scale, 42_950)),
+        Trial("norm", (stream, scale), lambda f, x, scale: f.normed(x, scale, EPSILON)),
         Trial("product", (_activations("activations"), matrix), lambda f, row, matrix: f.product(row, matrix)),
         Trial("turns", (positions,), lambda f, positions: f.turned_by(positions, steps)),
         Trial("sine", (turns,), lambda f, turns: f.sine(turns)),
@@ -115,11 +118,30 @@ def cases(bits: int = 15) -> tuple[Trial, ...]:
     return trials if bits == 15 else tuple(trial for trial in trials if trial.name in OF_BITS)
 
 
+def family_cases(bits: int) -> tuple[Trial, ...]:
+    """The operations of further families, with activations of so many bits."""
+    stream = made_up("stream", ROWS, WIDTH)
+    stream[0] = 0
+    stream[1, 3] = spec.LIMIT
+    gate = made_up("gelu", ROWS, WIDTH, bits=20)
+    gate[2, 5] = spec.LIMIT
+    scale = spec.Scale(made_up("scale after a part", WIDTH, bits=14), np.asarray(-9))
+    return (
+        Trial(f"GELU, {bits} bits", (gate, made_up("wide", ROWS, WIDTH)), lambda f, gate, up: f.gelu_gated(gate, up)),
+        Trial(f"norm after, {bits} bits", (stream, scale), lambda f, x, scale: f.normed_after(x, scale)),
+    )
+
+
 def definition(bits: int) -> Any:
     """The functions of `spec.py` for activations of so many bits."""
-    if bits == 15:
-        return spec
-    return SimpleNamespace(product=partial(spec.product, bits=bits), gated=lambda gate, up: spec.spread(spec.gated(gate, up)))
+    last = spec.spread if bits == 8 else lambda row: row
+    own = {
+        "gelu_gated": lambda gate, up: last(spec.gated(gate, up, "gelu_tanh")),
+        "normed_after": lambda x, scale: spec.as_fixed(last(spec.normed(x, scale, EPSILON))),
+    }
+    if bits == 8:
+        own |= {"product": partial(spec.product, bits=bits), "gated": lambda gate, up: spec.spread(spec.gated(gate, up))}
+    return SimpleNamespace(**{**vars(spec), **own})
 
 
 def digest(found: Any) -> str:
@@ -143,6 +165,11 @@ def digests(functions: Any = None, bits: int = 15) -> dict[str, str]:
     return {case.name: digest(case.run(functions, *case.arguments)) for case in cases(bits)}
 
 
+def family_digests(functions: Callable[[int], Any] = definition) -> dict[str, str]:
+    """The hash of each operation of further families, by `functions` for bits of activations."""
+    return {case.name: digest(case.run(functions(bits), *case.arguments)) for bits in FILES for case in family_cases(bits)}
+
+
 def of_all(found: Mapping[str, str]) -> str:
     """Joins all hashes to one, of 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()[:16]
@@ -150,4 +177,13 @@ def of_all(found: Mapping[str, str]) -> str:
 
 def expected(bits: int = 15) -> dict[str, str]:
     """The hashes that the package comes with."""
-    return dict(json.loads(files("detspec.integer").joinpath(FILES[bits]).read_text(encoding="utf-8")))
+    return _read(FILES[bits])
+
+
+def family_expected() -> dict[str, str]:
+    """The hashes of the operations of further families."""
+    return _read(FAMILIES)
+
+
+def _read(name: str) -> dict[str, str]:
+    return dict(json.loads(files("detspec.integer").joinpath(name).read_text(encoding="utf-8")))

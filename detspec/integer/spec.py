@@ -1,7 +1,7 @@
 """The arithmetic "integer/1": an integer model as functions of integers. This file is the definition; it imports numpy alone.
 
 The arithmetic "integer8/1" has activations of 8 bits in the place of 15: `product` rounds them, and `spread` precedes the last
-product of an MLP. All else is the same.
+product of an MLP, and the stream after a norm of a part's output. All else is the same.
 
 Sums of integers are associative: any batch, order, split, number of chips, library and compiler gives these values.
 
@@ -33,6 +33,8 @@ LOST = 10_000  # the exponent of what was made of them; others are far smaller
 MAX_POSITIONS = 131_072
 MAX_BLOCK = 2**15  # numbers that a Hadamard transform adds up: with 14 bits each, they stay below LIMIT
 LOG2_E = 23_637  # log2(e), 14 fraction bits
+GELU = (18_860, 13_493)  # 2 sqrt(2 / pi) log2(e), 13 fraction bits, and 0.044715 times that, 17 fraction bits
+GELU_MOST = 5 * 2**16  # from here on gelu_tanh(x) is x, fixed
 LN_2 = 22_713  # ln(2), 15 fraction bits
 GUMBEL_SHIFT = 24_020  # -ln(ln(2)), 16 fraction bits
 SMALLEST_LOGPROB = -(2**24)  # -256, 16 fraction bits: so each log-probability is a float32
@@ -84,6 +86,7 @@ class Sizes(NamedTuple):
     steps: tuple[tuple[int, ...], ...]  # for each layer, turns of a rotation from one position to the next, 48 fraction bits
     windows: tuple[int | None, ...]  # for each layer, how many positions a token sees, its own included; None is all
     activation_bits: int = 15  # or 8
+    activation: str = "silu"  # or "gelu_tanh"
 
 
 # --- Numbers -----------------------------------------------------------------------------------------------------------------
@@ -198,6 +201,21 @@ def normed(x: Array, scale: Scale, epsilon: int) -> Activations:
     return Activations(row.values, root, np.where(lost, LOST, exponent))
 
 
+def normed_heads(x: Array, scale: Scale, epsilon: int) -> Activations:
+    """RMSNorm of each head of fixed `x [..., heads, H]`; of all heads together where the scale has numbers for all."""
+    if len(scale.values) == x.shape[-1]:
+        return normed(x, scale, epsilon)
+    row = normed(x.reshape(*x.shape[:-2], -1), scale, epsilon)
+    of_heads = (np.broadcast_to(part[..., None], x.shape[:-1]) for part in (row.mantissa, row.exponent))
+    return Activations(row.values.reshape(x.shape), *of_heads)
+
+
+def as_fixed(row: Activations) -> Array:
+    """The numbers of a row, fixed, at `+-LIMIT` where they are beyond: as the stream takes the output of a norm."""
+    y = scaled(row.values, row.mantissa[..., None], -(row.exponent[..., None] + FRACTION))
+    return np.where(is_lost(row.exponent)[..., None], LIMIT, y)
+
+
 def turned_by(positions: Array, steps: Sequence[int]) -> Array:
     """The angles `[T, H/2]` of rotations at `positions [T]`, in turns with 32 fraction bits."""
     each = np.asarray(steps, np.int64)
@@ -257,9 +275,17 @@ def attended(q: Activations, keys: Cached, values: Cached, visible: Array, shape
     return out
 
 
-def gated(gate: Array, up: Array) -> Activations:
-    """The row of `silu(gate) * up` for fixed `[..., d_ff]`."""
-    d = scaled(np.minimum(np.abs(gate), 2**26), LOG2_E, 14)
+def gelu_exponent(x: Array) -> Array:
+    """Fixed `d` with `gelu_tanh(x) = x / (1 + 2**-d)` for fixed `x >= 0`: `d = x * (GELU[0] + GELU[1] * x**2)`."""
+    x = np.minimum(x, GELU_MOST)
+    square = rounded_shift(rounded_shift(x, 4) ** 2, 12)  # 12 fraction bits
+    return scaled(x, GELU[0] + rounded_shift(square * GELU[1], 16), 13)
+
+
+def gated(gate: Array, up: Array, activation: str = "silu") -> Activations:
+    """The row of `activation(gate) * up` for fixed `[..., d_ff]`: "silu", or "gelu_tanh"."""
+    size = np.abs(gate)
+    d = gelu_exponent(size) if activation == "gelu_tanh" else scaled(np.minimum(size, 2**26), LOG2_E, 14)
     a, shift = power(d)
     share = 2**30 // (2**15 + rounded_shift(a, shift))  # of a positive gate, 15 fraction bits
     share = np.where(gate >= 0, share, 2**15 - share)
@@ -311,12 +337,25 @@ class Text:
         positions = self.length + np.arange(len(tokens))
         x = self.weights["embed"][np.asarray(tokens)].astype(np.int64)
         for index, layer in enumerate(self.weights["layers"]):
-            x = added(x, self._mixed(index, layer, normed(x, layer["attn_norm"], self.shape.epsilon), positions))
-            row = normed(x, layer["mlp_norm"], self.shape.epsilon)
-            inner = gated(self._product(row, layer["gate"]), self._product(row, layer["up"]))
-            x = added(x, self._product(spread(inner) if self.shape.activation_bits == 8 else inner, layer["down"]))
+            mixed = self._mixed(index, layer, self._before(x, layer.get("attn_norm")), positions)
+            x = added(x, self._after(mixed, layer.get("attn_post_norm")))
+            row = self._before(x, layer.get("mlp_norm"))
+            inner = gated(self._product(row, layer["gate"]), self._product(row, layer["up"]), self.shape.activation)
+            transformed = self._product(spread(inner) if self.shape.activation_bits == 8 else inner, layer["down"])
+            x = added(x, self._after(transformed, layer.get("mlp_post_norm")))
         self.length += len(tokens)
         return self._product(normed(x, self.weights["final_norm"], self.shape.epsilon), self.weights["head"])
+
+    def _before(self, x: Array, scale: Scale | None) -> Activations:
+        """The row of the stream `x [T, D]` that a part of a layer reads: after a norm if there is one."""
+        return row_of(x, -FRACTION) if scale is None else normed(x, scale, self.shape.epsilon)
+
+    def _after(self, y: Array, scale: Scale | None) -> Array:
+        """The numbers that the stream takes of a part's output `y [T, D]`: after a norm if there is one."""
+        if scale is None:
+            return y
+        row = normed(y, scale, self.shape.epsilon)
+        return as_fixed(spread(row) if self.shape.activation_bits == 8 else row)
 
     def _product(self, row: Activations, matrix: IntMatrix, bias: Array | None = None) -> Array:
         """A product with the model's bits of activations."""
@@ -333,7 +372,7 @@ class Text:
         def turned(name: str, number: int) -> tuple[Array, Activations]:
             found = heads(name, number)
             scale = layer.get(f"{name}_norm")
-            own = row_of(found, -FRACTION) if scale is None else normed(found, scale, shape.epsilon)
+            own = row_of(found, -FRACTION) if scale is None else normed_heads(found, scale, shape.epsilon)
             return rotated(own, turned_by(positions, shape.steps[index])), own
 
         q, of_q = turned("q", shape.num_heads)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from detspec.cache import KV, Int8Pages, Pool
 from detspec.config import Rope
 from detspec.errors import InputError
-from detspec.integer.spec import FRACTION, Activations
+from detspec.integer.spec import FRACTION, Activations, Scale
 from detspec.model.attention import Attention
 from detspec.model.mlp import GatedMLP
 from detspec.model.places import Where
@@ -20,6 +20,7 @@ from detspec.ops.integer import I32, U32
 from detspec.ops.integer_functions import layout_for
 
 PI = Decimal("3.141592653589793238462643383279502884197")
+ACTIVATIONS = ("silu", "gelu_tanh")
 NOT_INTEGER = "integer models have no {}: load the model in its own dtype, or choose one without"
 
 
@@ -32,15 +33,16 @@ class Turns(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class IntegerAttention(Attention):
-    """Attention in integers; it takes the fields of Llama's, Qwen's and Mistral's."""
+    """Attention in integers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         scaling = self.rope.scaling
         for lacks, what in (
-            (self.positions != "rope", f'positions "{self.positions}"'),
+            (self.positions == "alibi", 'positions "alibi"'),
             (self.o_bias, "bias of the attention's output"),
-            (self.qk_norm and self.qk_norm_of != "head", f'norms of queries and keys of "{self.qk_norm_of}"'),
+            (self.qk_norm and self.qk_norm_of == "rotated", 'norms of queries and keys of "rotated"'),
+            (self.has_wide_norms and self.num_heads * self.head_dim > 32_768, "norms of more than 32768 places of all heads"),
             (self.softcap is not None, "soft cap of scores"),
             (self.sinks, "attention sinks"),
             (self.rope.interleaved, "interleaved rotations"),
@@ -51,6 +53,16 @@ class IntegerAttention(Attention):
         ):
             if lacks:
                 raise InputError(NOT_INTEGER.format(what))
+
+    @property
+    def has_wide_norms(self) -> bool:
+        """Whether all heads of queries go through a norm together, and all of keys."""
+        return self.qk_norm and self.qk_norm_of == "width"
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """Turns from one position to the next of each pair, 48 fraction bits; 0 where nothing is rotated."""
+        return rotation_steps(self.rope, self.head_dim) if self.positions == "rope" else (0,) * (self.head_dim // 2)
 
     def pools(self, numerics: Any, num_pages: int, num_seats: int) -> KV:
         """Pages of keys and of values of 8 bits, and their scales."""
@@ -65,7 +77,7 @@ class IntegerAttention(Attention):
 
     def prepare(self, positions: jax.Array) -> Turns:  # type: ignore[override]
         """Sines and cosines of `positions [...]`, which all layers of the kind share."""
-        turns = integer.turned_by(positions, rotation_steps(self.rope, self.head_dim))[..., None, :]
+        turns = integer.turned_by(positions, self.steps)[..., None, :]
         return Turns(integer.sine(turns), integer.sine(turns + U32(2**30)))
 
     def windows(self, params: dict[str, Any], x: Any, where: Where, pools: Any, ops: Any, out_ops: Any) -> tuple[jax.Array, KV]:
@@ -80,8 +92,13 @@ class IntegerAttention(Attention):
             found = integer.added(found, params[f"{name}_bias"][None]) if self.qkv_bias else found
             return found.reshape(len(found), -1, self.head_dim)
 
+        def row_of(name: str) -> Activations:
+            if self.has_wide_norms:
+                return normed_together(heads(name), params[f"{name}_norm"], ops, name)
+            return ops.normed(heads(name), params, f"{name}_norm")
+
         def turned(name: str) -> tuple[jax.Array, Activations]:
-            row = ops.normed(heads(name), params, f"{name}_norm") if self.qk_norm else integer.row_of(heads(name), -FRACTION)
+            row = row_of(name)
             return integer.rotated(row, turns.sin, turns.cos), row
 
         q, of_q = turned("q")
@@ -116,13 +133,13 @@ class IntegerAttention(Attention):
 
 @dataclasses.dataclass(frozen=True)
 class IntegerMLP(GatedMLP):
-    """`down(silu(gate(x)) * up(x))` in integers."""
+    """`down(activation(gate(x)) * up(x))` in integers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for lacks, what in (
             (not self.gated, "MLP without a gate"),
-            (self.activation != "silu", f'activation "{self.activation}"'),
+            (self.activation not in ACTIVATIONS, f'activation "{self.activation}"'),
             (self.bias, "biases of the MLP"),
             (self.d_ff > 131_072, "MLP wider than 131072"),
         ):
@@ -132,7 +149,16 @@ class IntegerMLP(GatedMLP):
     def rows(self, params: dict[str, Any], x: Any, ops: Any) -> jax.Array:
         """The MLP of rows `x [R, D]`."""
         gate, up = map(collectives.gather, ops.linears_f32(x, **{name: params[name] for name in self.inner}))
-        return collectives.gather(ops.linear_f32(ops.functions.gated(gate, up), down=params["down"]))
+        return collectives.gather(ops.linear_f32(ops.functions.gated(gate, up, self.activation), down=params["down"]))
+
+
+def normed_together(x: jax.Array, scale: Scale, ops: Any, name: str) -> Activations:
+    """The norm of all heads `x [R, heads, H]` of "q" or "k" together, see `spec.normed_heads`; a chip has some of them."""
+    axes = collectives.CHIPS if name == "q" else collectives.CHIPS[:1]
+    whole = collectives.gather(x.reshape(len(x), -1), axes)
+    row = ops.functions.normed(whole, scale, ops.epsilon)
+    of_heads = (jnp.broadcast_to(part[:, None], x.shape[:2]) for part in (row.mantissa, row.exponent))
+    return Activations(collectives.own(row.values, axes).reshape(x.shape), *of_heads)
 
 
 def mantissa_of(x: Decimal | float) -> tuple[int, int]:

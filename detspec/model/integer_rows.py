@@ -4,9 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from detspec.integer.spec import Activations, IntMatrix
+from detspec.integer.spec import FRACTION, Activations, IntMatrix, Scale
 from detspec.ops import integer
 from detspec.ops.integer_functions import IntegerFunctions
+
+AFTER = ("attn_post_norm", "mlp_post_norm")  # the norms whose results are added to the stream
 
 
 class IntegerOps(NamedTuple):
@@ -14,12 +16,23 @@ class IntegerOps(NamedTuple):
 
     epsilon: int  # of norms, 32 fraction bits
     functions: IntegerFunctions
+    activation_bits: int = 15
     layer: int = 0
     adapt_fn: None = None  # riders change no products of integers
 
     def normed(self, x: jax.Array, params: dict[str, Any], name: str) -> Any:
-        """The row of a norm of fixed `x [..., D]`; `x` itself where there is no such norm."""
-        return self.functions.normed(x, params[name], self.epsilon) if name in params else x
+        """The norm `name` of fixed `x [..., D]`: before a part of a layer the row that it reads, after one fixed again.
+
+        Where there is no such norm, a part reads the row of `x`, and `x` itself goes on after it.
+        """
+        if name in AFTER:
+            return self.after(x, params[name]) if name in params else x
+        return self.functions.normed(x, params[name], self.epsilon) if name in params else integer.row_of(x, -FRACTION)
+
+    def after(self, x: jax.Array, scale: Scale) -> jax.Array:
+        """The norm of a part's output `x [..., D]` as the stream takes it, fixed."""
+        row = self.functions.normed(x, scale, self.epsilon)
+        return integer.as_fixed(integer.spread(row) if self.activation_bits == 8 else row)
 
     def linears_f32(self, row: Activations, /, **weights: IntMatrix) -> tuple[jax.Array, ...]:
         """Products of `row [R, n]` with `weights [m, n]`, fixed `[R, m]`."""

@@ -77,7 +77,8 @@ def canonical_ops(cfg: ModelConfig, numerics: Numerics, used: jax.Array | None =
     Those of an integer model have no order to choose.
     """
     if cfg.activation_bits is not None:
-        return IntegerOps(fixed_epsilon(cfg.norm_eps), integer_functions(numerics, cfg.activation_bits))  # type: ignore[return-value]
+        functions = integer_functions(numerics, cfg.activation_bits)
+        return IntegerOps(fixed_epsilon(cfg.norm_eps), functions, cfg.activation_bits)  # type: ignore[return-value]
     return row_ops(cfg, sum_fn(numerics), numerics, None if used is None else used.reshape(-1))
 
 

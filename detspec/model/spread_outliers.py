@@ -6,52 +6,55 @@ of its length, which is its own inverse:
 
     the stream        is `x @ R`: embeddings, o and down write it so, matrices that read it are `W @ R`. A norm commutes with
                       `R` once its scale is folded into these matrices, so norms have scales of 1
+    norms after a     have scales that nothing behind them takes. So o and down write what they do without `R`, and each pass
+    part              transforms what the norm makes of it, by `spread`; the root of the length is in the norm's scale
     values            heads hold `v @ R`, written so by v and its bias; o is `W @ R` by head
     the MLP's inner   `detspec.integer.spec.spread` transforms it in each pass; down is `W @ R` over the root once more
 
 Sums and differences of float64 in a fixed order: every host gives the same weights.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from detspec.config import ModelConfig
 from detspec.integer.spec import block_of, hadamard
-
-WeightChange = Callable[[np.ndarray], np.ndarray]  # of a weight in float64
-
-
-def in_float64(array: jax.Array) -> np.ndarray:
-    """An array of a float type on the host."""
-    return np.asarray(array.astype(np.float32)).astype(np.float64)
+from detspec.model.fold_scales import WeightChange, in_float64, unchanged
 
 
-def spreading(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
-    """For each of the weights `params` of a model of `cfg`, untied, the change that spreads outliers."""
+def spreading(cfg: ModelConfig, params: dict[str, Any], folded: dict[str, Any]) -> dict[str, Any]:
+    """For each of the weights `params` of a model of `cfg`, untied, the change that spreads outliers.
 
-    def layer_of(weights: dict[str, Any], head_dim: int) -> dict[str, WeightChange]:
-        changes: dict[str, WeightChange] = dict.fromkeys(weights, _unchanged)
-        changes |= dict.fromkeys(("attn_norm", "mlp_norm"), np.ones_like)
-        of_attention = _reading(weights["attn_norm"])
+    The changes `folded` come before, see `detspec.model.fold_scales`.
+    """
+
+    def reading(weights: dict[str, Any], changes: dict[str, Any], norm: str) -> WeightChange:
+        """The change of a matrix that reads the stream, after a norm if there is one."""
+        scale = changes[norm](in_float64(weights[norm])) if norm in weights else 1.0
+        return lambda x: rotated(x * scale, 1)
+
+    def layer_of(weights: dict[str, Any], before: dict[str, Any], kind: Any) -> dict[str, WeightChange]:
+        head_dim = kind.mixer.head_dim
+        changes: dict[str, WeightChange] = dict.fromkeys(weights, unchanged)
+        changes |= {name: np.ones_like for name in ("attn_norm", "mlp_norm") if name in weights}
+        changes |= {name: _over_root for name in ("attn_post_norm", "mlp_post_norm") if name in weights}
+        written = unchanged if kind.post_norms else lambda x: rotated(x, 0)
+        of_attention = reading(weights, before, "attn_norm")
         changes |= dict.fromkeys(("q", "k"), of_attention)
         changes["v"] = lambda x: _by_head(of_attention(x), 0, head_dim)
         if "v_bias" in weights:
             changes["v_bias"] = lambda x: _by_head(x, 0, head_dim)
-        changes["o"] = lambda x: rotated(_by_head(x, 1, head_dim), 0)
-        changes |= dict.fromkeys(("gate", "up"), _reading(weights["mlp_norm"]))
-        changes["down"] = lambda x: rotated(hadamard(x) / block_of(x.shape[1]), 0)
+        changes["o"] = lambda x: written(_by_head(x, 1, head_dim))
+        changes |= dict.fromkeys(("gate", "up"), reading(weights, before, "mlp_norm"))
+        changes["down"] = lambda x: written(hadamard(x) / block_of(x.shape[1]))
         return changes
 
     return {
         "embed": lambda x: rotated(x, 1),
-        "layers": tuple(
-            layer_of(weights, kind.mixer.head_dim) for weights, kind in zip(params["layers"], cfg.layers, strict=True)
-        ),
+        "layers": tuple(map(layer_of, params["layers"], folded["layers"], cfg.layers)),
         "final_norm": np.ones_like,
-        "head": _reading(params["final_norm"]),
+        "head": reading(params, folded, "final_norm"),
     }
 
 
@@ -61,13 +64,9 @@ def rotated(x: np.ndarray, axis: int) -> np.ndarray:
     return np.moveaxis(hadamard(last) / np.sqrt(block_of(last.shape[-1])), -1, axis)
 
 
-def _unchanged(x: np.ndarray) -> np.ndarray:
-    return x
-
-
-def _reading(scale: jax.Array) -> WeightChange:
-    """The change of a matrix that reads the stream after a norm with this `scale [D]`."""
-    return lambda x: rotated(x * in_float64(scale), 1)
+def _over_root(x: np.ndarray) -> np.ndarray:
+    """The scale of a norm whose result `spread` transforms."""
+    return x / np.sqrt(block_of(len(x)))
 
 
 def _by_head(x: np.ndarray, axis: int, head_dim: int) -> np.ndarray:

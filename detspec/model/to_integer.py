@@ -13,11 +13,12 @@ from detspec.errors import InputError
 from detspec.integer import spec
 from detspec.integer.spec import FRACTION, LIMIT, IntMatrix, Scale
 from detspec.model.attention import Attention
-from detspec.model.integer import NOT_INTEGER, IntegerAttention, IntegerMLP, rotation_steps
+from detspec.model.fold_scales import WeightChange, folding, in_float64
+from detspec.model.integer import NOT_INTEGER, IntegerAttention, IntegerMLP
 from detspec.model.integer_rows import fixed_epsilon
 from detspec.model.layers import Layer
 from detspec.model.mlp import GatedMLP
-from detspec.model.spread_outliers import WeightChange, in_float64, spreading
+from detspec.model.spread_outliers import spreading
 from detspec.model.weights import Weight, weights
 
 Params = dict[str, Any]
@@ -29,26 +30,29 @@ MAX_VOCABULARY = 262_128  # of equal logits: the sum of so many weights has an u
 def integer_config(cfg: ModelConfig, activation_bits: int = 15) -> ModelConfig:
     """`cfg` with layers in integers, and activations of 15 or 8 bits.
 
+    It has no scales of embeddings, parts and logits, which its weights have in them, see `detspec.model.fold_scales`.
+
     Raises `InputError` naming the first thing that integer models do not have.
     """
+    kinds = tuple(_integer_layer(kind) for kind in cfg.kinds)
+    mixers: list[Any] = [kind.mixer for kind in kinds]
+    widths = [512, cfg.d_model, *(mixer.num_heads * mixer.head_dim for mixer in mixers if mixer.has_wide_norms)]
     for lacks, what in (
         (cfg.thinking is not None, "thoughts"),
         (cfg.norm != "rms" or cfg.norm_bias, "LayerNorm"),
-        (cfg.norm_plus_one, "norms that multiply by 1 + w"),
-        (cfg.scale_embeddings or cfg.embed_scale is not None, "scaled embeddings"),
-        (cfg.logit_softcap is not None or cfg.logit_divisor is not None, "capped or divided logits"),
+        (cfg.logit_softcap is not None, "capped logits"),
         (cfg.learned_positions, "learned positions"),
         (cfg.weights is not None, "matrices that were rounded before"),
         (cfg.d_model > MAX_WIDTH, f"streams wider than {MAX_WIDTH}"),
         (cfg.vocab_size > MAX_VOCABULARY, f"vocabularies larger than {MAX_VOCABULARY}"),
-        (fixed_epsilon(cfg.norm_eps) * max(cfg.d_model, 512) >= 2**31, f"norms with an epsilon of {cfg.norm_eps}"),
+        (fixed_epsilon(cfg.norm_eps) * max(widths) >= 2**31, f"norms with an epsilon of {cfg.norm_eps}"),
     ):
         if lacks:
             raise InputError(NOT_INTEGER.format(what))
-    kinds = tuple(_integer_layer(kind) for kind in cfg.kinds)
     max_position = min(cfg.max_position, spec.MAX_POSITIONS)
     weights = "integer8" if activation_bits == 8 else "integer"
-    return dataclasses.replace(cfg, kinds=kinds, weights=weights, max_position=max_position)
+    folded: dict[str, Any] = {"norm_plus_one": False, "scale_embeddings": False, "embed_scale": None, "logit_divisor": None}
+    return dataclasses.replace(cfg, kinds=kinds, weights=weights, max_position=max_position, **folded)
 
 
 def with_weights(cfg: ModelConfig, weights: str | None) -> ModelConfig:
@@ -58,8 +62,10 @@ def with_weights(cfg: ModelConfig, weights: str | None) -> ModelConfig:
 
 
 def float_config(cfg: ModelConfig) -> ModelConfig:
-    """The config in floats that `cfg`, an integer model's, was made of, but for positions beyond what integers take."""
-    kinds = tuple(Layer(_like(Attention, kind.mixer), _like(GatedMLP, kind.ff)) for kind in cfg.kinds)
+    """The config in floats whose weights `cfg`, an integer model's, can be made of: without scales that they have in them."""
+    kinds = tuple(
+        dataclasses.replace(kind, mixer=_like(Attention, kind.mixer), ff=_like(GatedMLP, kind.ff)) for kind in cfg.kinds
+    )
     return dataclasses.replace(cfg, kinds=kinds, weights=None)
 
 
@@ -71,28 +77,33 @@ def _like(kind: type[Any], value: Any) -> Any:
 def _integer_layer(layer: Layer) -> Layer:
     if type(layer.mixer) is not Attention or type(layer.ff) is not GatedMLP:
         raise InputError(NOT_INTEGER.format(f"{type(layer.mixer).__name__} with {type(layer.ff).__name__}"))
-    if layer.post_norms or not layer.pre_norms or layer.parallel or layer.residual_scale is not None:
-        raise InputError(NOT_INTEGER.format("layers with norms after their parts, parallel ones, or scaled residuals"))
-    return Layer(_like(IntegerAttention, layer.mixer), _like(IntegerMLP, layer.ff))
+    if layer.parallel:
+        raise InputError(NOT_INTEGER.format("layers whose attention and MLP are parallel"))
+    parts = {"mixer": _like(IntegerAttention, layer.mixer), "ff": _like(IntegerMLP, layer.ff)}
+    return dataclasses.replace(layer, **parts, residual_scale=None)
 
 
 def integer_params(cfg: ModelConfig, params: Params, activation_bits: int = 15) -> Params:
     """The weights of `integer_config(cfg, activation_bits)`, of those `params` in floats of a model of `cfg`.
 
-    With activations of 8 bits, outliers are spread first, see `detspec.model.spread_outliers`.
+    Scales are folded into them, see `detspec.model.fold_scales`. With activations of 8 bits, outliers are spread then, see
+    `detspec.model.spread_outliers`.
     """
     if cfg.tie_embeddings:
         params = {**params, "head": params["embed"]}
     declared = weights(integer_config(cfg, activation_bits))
 
-    def converted(path: Any, leaf: Weight, array: jax.Array, change: WeightChange | None = None) -> Any:
+    def converted(path: Any, leaf: Weight, array: jax.Array, *changes: WeightChange) -> Any:
         name = jax.tree_util.keystr(path)
         x = in_float64(array)
         if not np.isfinite(x).all():
             raise InputError(f"weight {name} has numbers that are not finite")
-        return _leaf(name, leaf, x if change is None else change(x))
+        for change in changes:
+            x = change(x)
+        return _leaf(name, leaf, x)
 
-    changes = (spreading(cfg, params),) if activation_bits == 8 else ()
+    folded = folding(cfg, params)
+    changes = (folded, spreading(cfg, params, folded)) if activation_bits == 8 else (folded,)
     found = jax.tree.map_with_path(converted, declared, params, *changes)
     return jax.tree.map(jnp.asarray, found)
 
@@ -131,8 +142,9 @@ def spec_model(cfg: ModelConfig, params: Params) -> tuple[dict[str, Any], spec.S
     mixers = [layer.mixer for layer in cfg.layers]
     first = mixers[0]
     assert cfg.activation_bits is not None, "a model in floats"
-    if len({(mixer.num_heads, mixer.num_kv_heads, mixer.scores.scale) for mixer in mixers}) > 1:
-        raise InputError("oracles take models whose layers have the same heads and the same scale of scores")
+    shapes = {(mixer.num_heads, mixer.num_kv_heads, mixer.scores.scale, mixer.has_wide_norms) for mixer in mixers}
+    if len(shapes) > 1 or len({layer.ff.activation for layer in cfg.layers}) > 1:
+        raise InputError("oracles take models whose layers have the same heads, scale of scores and activation")
     mantissa, exponent = first.score_scale_of_two()
     shape = spec.Sizes(
         num_heads=first.num_heads,
@@ -140,9 +152,10 @@ def spec_model(cfg: ModelConfig, params: Params) -> tuple[dict[str, Any], spec.S
         score_mantissa=mantissa,
         score_exponent=exponent,
         epsilon=fixed_epsilon(cfg.norm_eps),
-        steps=tuple(tuple(rotation_steps(mixer.rope, mixer.head_dim)) for mixer in mixers),
+        steps=tuple(tuple(mixer.steps) for mixer in mixers),
         windows=tuple(mixer.window for mixer in mixers),
         activation_bits=cfg.activation_bits,
+        activation=cfg.layer(0).ff.activation,
     )
     wide = jax.tree.map(lambda leaf: np.asarray(leaf) if leaf.dtype == jnp.int8 else np.asarray(leaf, np.int64), params)
     return wide, shape

@@ -10,6 +10,9 @@
 #define LIMIT ((1 << 30) - 1)
 #define LOST 10000
 #define LOG2_E 23637
+#define GELU_1 18860
+#define GELU_3 13493
+#define GELU_MOST (5 << 16)
 #define FRACTION 16
 #define CHUNK 1024 /* inputs whose products 32 bits can add up: 2^31 / (16383 * 127) */
 
@@ -431,7 +434,7 @@ XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
 typedef struct {
   const int32_t *x, *other, *roots, *scale;
   int32_t *values, *mantissa, *exponent;
-  int64_t length, epsilon, scale_exponent, spread;
+  int64_t length, epsilon, scale_exponent, spread, gelu;
 } RowTask;
 
 INLINE uint64_t high_word(uint64_t a, uint64_t b) { return (a * b) >> 32; }
@@ -494,6 +497,29 @@ static void hadamard(int32_t *x, int64_t n) {
     for (int64_t first = 0; first < n; first += 2 * size) large_stage(x + first, x + first + size, size);
 }
 
+/* The exponent of a gate's share: see `spec.gated` and `spec.gelu_exponent`; products are made of two parts that 32 bits hold. */
+INLINE int32_t exponent_of(int32_t gate, int gelu) {
+  const int32_t size = gate < 0 ? -gate : gate;
+  if (gelu) {
+    const int32_t x = MIN(size, GELU_MOST), root = (x + 8) >> 4, square = (root * root + (1 << 11)) >> 12;
+    const int32_t slope = GELU_1 + ((square * GELU_3 + (1 << 15)) >> 16);
+    return (x >> 13) * slope + (((x & 0x1fff) * slope + (1 << 12)) >> 13);
+  }
+  const int32_t x = MIN(size, 1 << 26);
+  return (x >> 14) * LOG2_E + (((x & 0x3fff) * LOG2_E + (1 << 13)) >> 14);
+}
+
+/* values [n] = gates times their shares; `gelu` is a constant where this is inlined. */
+INLINE void share_of(const int32_t *gate, int64_t n, int gelu, int32_t *values) {
+  for (int64_t i = 0; i < n; i++) {
+    int32_t shift;
+    const int32_t a = power_of(exponent_of(gate[i], gelu), &shift);
+    const int32_t of_positive = inverse_of((1 << 15) + ((a + (int32_t)((1u << shift) >> 1)) >> shift));
+    const int32_t share = gate[i] >= 0 ? of_positive : (1 << 15) - of_positive;
+    values[i] = (gate[i] >> 15) * share + (((gate[i] & 0x7fff) * share + (1 << 14)) >> 15);
+  }
+}
+
 static void run_integer_gate(const void *task, int64_t row) {
   const RowTask *t = task;
   const int64_t n = t->length;
@@ -502,14 +528,8 @@ static void run_integer_gate(const void *task, int64_t row) {
   const int32_t of_up = largest_of(up, n);
   const int of_second = MAX(bit_length((uint64_t)of_up) - 15, 0);
   const int lost = of_up >= LIMIT || largest_of(gate, n) >= LIMIT;
-  for (int64_t i = 0; i < n; i++) {
-    const int32_t size = MIN(gate[i] < 0 ? -gate[i] : gate[i], 1 << 26);
-    int32_t shift;
-    const int32_t a = power_of((size >> 14) * LOG2_E + (((size & 0x3fff) * LOG2_E + (1 << 13)) >> 14), &shift);
-    const int32_t of_positive = inverse_of((1 << 15) + ((a + (int32_t)((1u << shift) >> 1)) >> shift));
-    const int32_t share = gate[i] >= 0 ? of_positive : (1 << 15) - of_positive;
-    values[i] = (gate[i] >> 15) * share + (((gate[i] & 0x7fff) * share + (1 << 14)) >> 15);
-  }
+  if (t->gelu) share_of(gate, n, 1, values);
+  else share_of(gate, n, 0, values);
   const int of_first = narrow(values, n, 15, values);
   for (int64_t i = 0; i < n; i++) values[i] *= narrowed(up[i], of_second, 15);
   const int shift = narrow(values, n, 14, values);
@@ -538,7 +558,7 @@ XLA_FFI_Error *detspec_integer_norm(XLA_FFI_CallFrame *frame) {
   return NULL;
 }
 
-/* (gate, up: fixed int32 [rows, n]; spread, whether a Hadamard transform follows)
+/* (gate, up: fixed int32 [rows, n]; gelu, whether gates go through GELU with tanh; spread, whether a Hadamard transform follows)
    -> values int32 [rows, n], mantissa [rows], exponent [rows] of silu(gate) * up */
 XLA_FFI_Error *detspec_integer_gate(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
@@ -550,7 +570,8 @@ XLA_FFI_Error *detspec_integer_gate(XLA_FFI_CallFrame *frame) {
       .mantissa = rets[1]->data,
       .exponent = rets[2]->data,
       .length = args[0]->dims[1],
-      .spread = *(const int32_t *)attribute(frame, 0),
+      .gelu = *(const int32_t *)attribute(frame, 0),
+      .spread = *(const int32_t *)attribute(frame, 1),
   };
   run_items(frame, args[0]->dims[0] * task.length >= ALONE / 8, args[0]->dims[0], run_integer_gate, &task);
   return NULL;

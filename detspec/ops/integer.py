@@ -13,6 +13,8 @@ from jax import lax
 from detspec.integer.spec import (
     EXP2,
     FRACTION,
+    GELU,
+    GELU_MOST,
     INVERSE_ROOTS,
     LIMIT,
     LOG2_E,
@@ -204,6 +206,12 @@ def normed(x: jax.Array, scale: Scale, epsilon: int) -> Activations:
     return Activations(row.values, root, jnp.where(lost, LOST, exponent))
 
 
+def as_fixed(row: Activations) -> jax.Array:
+    """See `spec.as_fixed`."""
+    y = scaled(row.values, row.mantissa[..., None], -(row.exponent[..., None] + FRACTION))
+    return jnp.where(is_lost(row.exponent)[..., None], LIMIT, y)
+
+
 def turned_by(positions: jax.Array, steps: Sequence[int]) -> jax.Array:
     """See `spec.turned_by`: uint32 `[..., H/2]` for `positions [...]` below `2**20`."""
     each = np.asarray(steps, np.int64)
@@ -238,9 +246,18 @@ def power(d: jax.Array) -> tuple[jax.Array, jax.Array]:
     return a, jnp.minimum(d >> 16, 31)
 
 
-def gated(gate: jax.Array, up: jax.Array) -> Activations:
+def gelu_exponent(x: jax.Array) -> jax.Array:
+    """See `spec.gelu_exponent`."""
+    x = jnp.minimum(x, GELU_MOST)
+    root = rounded_shift(x, 4)
+    square = rounded_shift(root * root, 12)
+    return scaled(x, GELU[0] + rounded_shift(square * GELU[1], 16), 13)
+
+
+def gated(gate: jax.Array, up: jax.Array, activation: str = "silu") -> Activations:
     """See `spec.gated`."""
-    a, shift = power(scaled(jnp.minimum(absolute(gate), 2**26).astype(I32), LOG2_E, 14))
+    size = jnp.minimum(absolute(gate), 2**26).astype(I32)
+    a, shift = power(gelu_exponent(size) if activation == "gelu_tanh" else scaled(size, LOG2_E, 14))
     below = 2**15 + rounded_shift(a, shift)
     share = lax.div(jnp.full_like(below, 2**30), below)
     share = jnp.where(gate >= 0, share, 2**15 - share)

@@ -25,9 +25,10 @@ def normed(x: jax.Array, scale: Scale, epsilon: int) -> Activations:
     return _shaped(found, x)
 
 
-def gated(gate: jax.Array, up: jax.Array, *, spread: bool = False) -> Activations:
+def gated(gate: jax.Array, up: jax.Array, activation: str = "silu", *, spread: bool = False) -> Activations:
     """See `ops.integer.gated` and `ops.integer.spread`; `[R, n]` both."""
-    return Activations(*kernel("detspec_integer_gate", jnp.float32, _row_like(gate))(gate, up, spread=np.int32(spread)))
+    call = kernel("detspec_integer_gate", jnp.float32, _row_like(gate))
+    return Activations(*call(gate, up, gelu=np.int32(activation == "gelu_tanh"), spread=np.int32(spread)))
 
 
 def attended(

@@ -17,7 +17,7 @@ class IntegerFunctions(NamedTuple):
 
     products: Callable[..., list[jax.Array]]  # (row [R, n], matrices [m, n], ...) -> fixed [R, m], ...
     normed: Callable[..., Activations]  # see `integer.normed`
-    gated: Callable[[jax.Array, jax.Array], Activations]  # see `integer.gated`; of 8 bits, `integer.spread`, too
+    gated: Callable[..., Activations]  # see `integer.gated`; of 8 bits, `integer.spread`, too
     appended: Callable[..., Any]  # see `integer_pages.appended`
     attended: Callable[..., jax.Array]  # see `integer_pages.attended`
     gumbel: Callable[[jax.Array, jax.Array, int], jax.Array]  # see `integer_choices.gumbel`
@@ -60,8 +60,8 @@ def integer_functions(numerics: Numerics, activation_bits: int = 15) -> IntegerF
     )
 
 
-def _gated_and_spread(gate: jax.Array, up: jax.Array) -> Activations:
-    return integer.spread(integer.gated(gate, up))
+def _gated_and_spread(gate: jax.Array, up: jax.Array, activation: str = "silu") -> Activations:
+    return integer.spread(integer.gated(gate, up, activation))
 
 
 def layout_for(numerics: Numerics) -> PageLayout:

@@ -46,6 +46,24 @@ def test_operations_with_activations_of_8_bits_have_hashes_of_their_own():
         assert digest != KNOWN[name]
 
 
+def test_operations_of_further_families_have_hashes_of_their_own():
+    expected = conformance.family_expected()
+    assert conformance.family_digests() == expected
+    assert conformance.family_digests(device_functions) == expected
+    assert len({*expected.values(), *KNOWN.values()}) == len(expected) + len(KNOWN)
+
+
+@pytest.mark.parametrize("name", ["gelu_gated", "normed_after"])
+def test_control_operation_of_further_families_with_one_other_bit_is_named(name):
+    def changed(bits: int) -> SimpleNamespace:
+        functions = conformance.definition(bits)
+        return SimpleNamespace(**{**vars(functions), name: with_another_bit(getattr(functions, name))})
+
+    expected = conformance.family_expected()
+    report = ConformanceReport("a device", conformance.family_digests(changed), expected)
+    assert len(report.differing) == 2
+
+
 HOPPER = Numerics(page=16, implementation="pallas_gpu", linear="pinned", cache_dtype="int8", interpret=True)
 
 

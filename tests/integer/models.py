@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from detspec.checkpoint.digest import digest_model
@@ -36,6 +37,24 @@ CFGS: dict[str, ModelConfig] = {
         },
     }.items()
 }
+GEMMA = {"norm_plus_one": True, "scale_embeddings": True, "activation": "gelu_tanh", "tie_embeddings": True}
+FAMILIES: dict[str, ModelConfig] = {
+    name: dense_config(**{**SMALL, "dtype": "float32", **changes})
+    for name, changes in {
+        "gemma": GEMMA,
+        "gemma3": {
+            **GEMMA,
+            "post_norms": True,
+            "qk_norm": True,
+            "score_dim": 20.0,
+            "rope_theta": 1e6,
+            "rope_scaling": RopeScaling("linear", factor=8.0),
+            "sliding_rope_theta": 1e4,
+            "sliding_window": 9,
+            "sliding_layers": (True, False),
+        },
+    }.items()
+}
 SCHEDULE = Schedule(Numerics(page=16, implementation="reference", linear="xla", cache_dtype="int8"), Budget(16, 4))
 MODES = ("raw", "processed", "tempered")
 
@@ -60,8 +79,25 @@ def of_integers(cfg: ModelConfig, params: Any) -> Both:
 
 @cache
 def small(name: str, bits: int = 15) -> Both:
-    """The model of `CFGS` with random weights, the same in every run."""
-    return both(CFGS[name], random_model(CFGS[name]), bits)
+    """The model of `CFGS` or `FAMILIES` with random weights, the same in every run."""
+    cfg = {**CFGS, **FAMILIES}[name]
+    return both(cfg, float_params(name), bits)
+
+
+@cache
+def float_params(name: str) -> Any:
+    """The weights in floats that `small` has; norms of `FAMILIES` are random, too."""
+    cfg = {**CFGS, **FAMILIES}[name]
+    params = random_model(cfg)
+    if name in CFGS:
+        return params
+    rng = np.random.default_rng(len(name))
+
+    def drawn(path: Any, x: Any) -> Any:
+        is_norm = jax.tree_util.keystr(path).endswith("_norm']")
+        return x + 0.3 * rng.standard_normal(x.shape).astype(np.float32) if is_norm else x
+
+    return jax.tree.map_with_path(drawn, params)
 
 
 def make_engine(model: Model, **changes: Any) -> Engine:

@@ -71,6 +71,11 @@ def spread_activations(rng: Rng) -> Activations:
     return row._replace(values=row.values * rng.choice([1, 2**9, 2**15], (ROWS, 1)))
 
 
+def rows_of_all_scales(rng: Rng, row: Activations) -> Activations:
+    """`row` with other exponents; LOST where it has left its range."""
+    return row._replace(exponent=np.where(spec.is_lost(row.exponent), row.exponent, rng.integers(-70, 20, ROWS)))
+
+
 def matrix(rng: Rng) -> IntMatrix:
     values = rng.integers(-127, 128, (48, WIDTH)).astype(np.int8)
     values[0] = 127
@@ -382,6 +387,33 @@ CASES = {
         (" | is_lost(of_second)", ""),
         ("- 2 * FRACTION", "- FRACTION"),
         ("2**26", "2**18"),
+    ),
+    "gelu_exponent": plainly(
+        integer,
+        "gelu_exponent",
+        lambda rng: (np.append(np.arange(spec.GELU_MOST + 2), [LIMIT, LIMIT - 1]),),
+        ("GELU_MOST)", "GELU_MOST - 2**16)"),
+        ("(x, 4)", "(x, 5)"),
+        ("root, 12)", "root, 12) + 1"),
+        ("GELU[1], 16)", "GELU[1] + 1, 16)"),
+    ),
+    "gated, gelu_tanh": plainly(
+        integer,
+        "gated",
+        lambda rng: (rows(rng), rows(rng)[rng.permutation(ROWS)]),
+        ('activation == "gelu_tanh"', 'activation == "silu"'),
+        ("(absolute(gate) >= LIMIT).any(-1) | is", "is"),
+        fixed=("gelu_tanh",),
+    ),
+    "as_fixed": plainly(
+        integer,
+        "as_fixed",
+        lambda rng: (rows_of_all_scales(rng, activations(rng)),),
+        ("+ FRACTION", "+ FRACTION - 1"),
+        ("LIMIT, y)", "y, y)"),
+    ),
+    "as_fixed, of spread rows": plainly(
+        integer, "as_fixed", lambda rng: (rows_of_all_scales(rng, spread_activations(rng)),), ("LIMIT, y)", "-LIMIT, y)")
     ),
     "log2": Case(
         integer_choices,

@@ -27,6 +27,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "sliding windows": {"windows": (4, None, 1)},
     "activations of 8 bits": {"heads": (6, 2), "bits": 8},
     "8 bits, and all else": {"heads": (4, 2), "bias": True, "qk_norm": True, "windows": (None, 6, 3), "bits": 8, "huge": 7},
+    "gelu, and norms after alone": {"after": True, "before": False, "activation": "gelu_tanh", "qk_norm": True},
+    "norms after and of all heads": {"heads": (4, 2), "after": True, "qk_norm": True, "wide": True, "huge": 7},
+    "8 bits, gelu, norms of all heads": {
+        "heads": (4, 2),
+        "after": True,
+        "activation": "gelu_tanh",
+        "qk_norm": True,
+        "wide": True,
+        "bits": 8,
+    },
+    "8 bits, norms after alone": {"after": True, "before": False, "bits": 8, "windows": (4, None, 1)},
     "all, and equal logits": {"heads": (4, 2), "bias": True, "qk_norm": True, "windows": (None, 6, 3), "twins": True},
     "numbers that leave their range": {"windows": (3, 2, 2), "huge": 7},
 }
@@ -82,12 +93,21 @@ FAULTS = (
     ("asked->mode == PROCESSED", "asked->mode == TEMPERED"),
     ("asked->mode == TEMPERED &&", "asked->mode == PROCESSED &&"),
 )
+# Each is found by one of `SHAPES` of further families.
+FAULTS_OF_FAMILIES = (
+    ("GELU_1 = 18860", "GELU_1 = 18861"),
+    ("GELU_3 = 13493", "GELU_3 = 13494"),
+    ("GELU_MOST = 5 << 16", "GELU_MOST = 3 << 16"),
+    ("-(a.exponent + 16));", "-(a.exponent + 15));"),
+    ("if (in_8_bits) hadamard(row, D);", ""),
+    ("if (!norm || norms_heads) return NULL;", "return NULL;"),
+)
 # Each is found by the same of `SHAPES` with activations of 8 bits.
 FAULTS_OF_8_BITS = (
     ("dropped = in_8_bits ? 0", "dropped = in_8_bits ? 1"),
     ("a[i + size] = first - second", "a[i + size] = second - first"),
     ("MAX_BLOCK = 1 << 15", "MAX_BLOCK = 1 << 2"),
-    ("if (in_8_bits) hadamard", "if (!in_8_bits) hadamard"),
+    ("if (in_8_bits) hadamard(a.values", "if (!in_8_bits) hadamard(a.values"),
 )
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 SANITIZED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
@@ -115,11 +135,12 @@ def case_with(model: tuple[dict[str, Any], Sizes], texts: list[AuditedText]) -> 
 
 
 def made_up(
-    heads=(4, 4), bias=False, qk_norm=False, windows=(None,) * L, twins=False, huge=None, bits=15
+    heads=(4, 4), bias=False, qk_norm=False, windows=(None,) * L, twins=False, huge=None, bits=15, **norms
 ) -> tuple[dict[str, Any], Sizes]:
     """A model of random numbers whose head is not its embeddings.
 
     With `twins`, tokens `i` and `i + V / 2` have equal logits. The token `huge` adds numbers near the limit to the stream.
+    `norms` says whether there are some `before` and `after` parts and over `wide` heads, and which `activation` there is.
     """
     rng = np.random.default_rng(1)
     N, K = heads
@@ -132,13 +153,16 @@ def made_up(
         return Scale(rng.integers(-(2**14), 2**14 + 1, n), np.int64(-11))
 
     def layer() -> dict[str, Any]:
-        found: dict[str, Any] = {"attn_norm": scale(D), "mlp_norm": scale(D), "o": matrix(D, N * H)}
+        found: dict[str, Any] = {"o": matrix(D, N * H)}
+        found |= {name: scale(D) for name in ("attn_norm", "mlp_norm") if norms.get("before", True)}
+        found |= {name: scale(D) for name in ("attn_post_norm", "mlp_post_norm") if norms.get("after")}
         found |= {"gate": matrix(F, D), "up": matrix(F, D), "down": matrix(D, F)}
         for name, number in (("q", N), ("k", K), ("v", K)):
             found[name] = matrix(number * H, D)
             if bias:
                 found[f"{name}_bias"] = rng.integers(-(2**17), 2**17, number * H)
-        return found | ({"q_norm": scale(H), "k_norm": scale(H)} if qk_norm else {})
+        own = (N * H, K * H) if norms.get("wide") else (H, H)
+        return found | ({"q_norm": scale(own[0]), "k_norm": scale(own[1])} if qk_norm else {})
 
     weights = {"layers": [layer() for _ in range(L)], "final_norm": scale(D), "head": matrix(V, D)}
     weights["embed"] = rng.integers(-(2**17), 2**17, (V, D))
@@ -147,7 +171,7 @@ def made_up(
     if huge is not None:
         weights["embed"][huge] = rng.choice([-1, 1], D) * (LIMIT - 1)
     steps = tuple(tuple(map(int, rng.integers(0, 2**46, H // 2))) for _ in range(L))
-    return weights, Sizes(N, K, 27_000, -16, 42_950, steps, windows, bits)
+    return weights, Sizes(N, K, 27_000, -16, 42_950, steps, windows, bits, norms.get("activation", "silu"))
 
 
 def texts_of(vocab_size: int, length: int, asked: Sequence[dict[str, Any]]) -> list[AuditedText]:
@@ -231,12 +255,19 @@ def test_control_a_program_that_differs_in_8_bits_is_found(old, new, tmp_path):
     assert by_c(changed(tmp_path, old, new), tmp_path, case.model, case.texts) != case.expected
 
 
+@pytest.mark.parametrize(("old", "new"), FAULTS_OF_FAMILIES)
+def test_control_a_program_that_differs_in_further_families_is_found(old, new, tmp_path):
+    faulty = changed(tmp_path, old, new)
+    cases = [case_of(shape) for shape in ("norms after and of all heads", "8 bits, gelu, norms of all heads")]
+    assert [by_c(faulty, tmp_path, case.model, case.texts) == case.expected for case in cases] != [True, True]
+
+
 def test_strict_compiler_has_no_remarks_and_no_behaviour_is_undefined(tmp_path):
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
     trial = [find_compiler(), *SANITIZED, "-o", tmp_path / "empty", tmp_path / "empty.c"]
     sanitized = SANITIZED if subprocess.run(trial, capture_output=True, check=False).returncode == 0 else ()
     program = compile_audit(tmp_path, options=("-std=c99", "-O1", *STRICT, *sanitized))
-    for shape in list(SHAPES)[-3:]:
+    for shape in list(SHAPES)[-6:]:
         model, texts, expected = case_of(shape)
         assert by_c(program, tmp_path, model, texts) == expected
 

@@ -46,6 +46,20 @@ def test_largest_sums_of_8_bits_are_those_of_the_definition():
     assert spec.LIMIT > abs(int(expected[0, 0])) > 0
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_gelu_gates_are_those_of_the_definition(spread: bool):
+    """All gates up to where GELU is its argument, and some beyond; then rows of all sizes."""
+    rng = np.random.default_rng(0)
+    every = np.append(np.arange(-spec.GELU_MOST - 5, spec.GELU_MOST + 5), [LIMIT - 1, 1 - LIMIT]).reshape(1, -1)
+    rows = rng.integers(-LIMIT, LIMIT + 1, (20, 96)) >> rng.integers(0, 29, (20, 1))
+    for gate in (every, rows):
+        up = rng.integers(-(2**20), 2**20, gate.shape)
+        plain = spec.gated(gate, up, "gelu_tanh")
+        found = integer_cpu.gated(narrow(gate), narrow(up), "gelu_tanh", spread=spread)
+        assert all((np.asarray(a) == b).all() for a, b in zip(found, spec.spread(plain) if spread else plain, strict=True))
+        assert (spec.gated(gate, up).values != plain.values).any(), "the control: SiLU"
+
+
 @pytest.mark.parametrize("inner", [33, 48, 96, 1024, 7 * 2**11, 2**17])
 def test_spread_gates_are_those_of_the_definition(inner: int):
     rng = np.random.default_rng(inner)

@@ -343,6 +343,22 @@ def test_power_and_gate_stay_inside():
     assert within(bounds_of(integer.gated, fixed(4, WIDE), fixed(4, WIDE)).values, UP_TO_14)
 
 
+def test_gelu_stays_inside():
+    exponent = bounds_of(integer.gelu_exponent, (array(4), Interval(0, LIMIT)))
+    assert within(exponent, Interval(0, 2**21))
+
+    def gated(gate: jax.Array, up: jax.Array) -> Any:
+        return integer.gated(gate, up, "gelu_tanh")
+
+    assert within(bounds_of(gated, fixed(4, WIDE), fixed(4, WIDE)).values, UP_TO_14)
+
+
+@pytest.mark.parametrize("values", [UP_TO_14, SPREAD])
+def test_rows_as_the_stream_takes_them_stay_inside(values: Interval):
+    shapes, bounds = row(D)
+    assert within(bounds_of(integer.as_fixed, (shapes, bounds._replace(values=values))), FIXED)
+
+
 # --- Choices -----------------------------------------------------------------------------------------------------------------
 
 
@@ -455,6 +471,7 @@ def test_attention_over_more_positions_may_leave():
         ("cached", ".max(-1), 1)", ".max(-1), 0)"),
         ("cached", "127 << 22", "128 << 22"),
         ("gated", "2**30)", "2**31 - 1)"),
+        ("gelu_exponent", "(x, 4)", "(x, 1)"),
         ("normed", "(squares & 0xFFFF)", "squares"),
     ],
 )
@@ -467,6 +484,7 @@ def test_control_of_function_with_a_falsified_line_leaves(function: str, old: st
         "added": (fixed(4), fixed(4)),
         "cached": (fixed(4, H), (Activations(array(4, H), array(4), array(4)), Activations(UP_TO_14, MANTISSA, EXPONENT))),
         "gated": (fixed(4, WIDE), fixed(4, WIDE)),
+        "gelu_exponent": ((array(4), Interval(0, LIMIT)),),
         "normed": (fixed(4, D), (Scale(array(D), array()), Scale(Interval(-(2**14), 2**14), Interval(-100, 200)))),
     }[function]
     fn = (lambda x, scale: copy.normed(x, scale, 1)) if function == "normed" else getattr(copy, function)

@@ -18,7 +18,20 @@ from detspec.integer.spec import LIMIT, Text
 from detspec.model.dense import with_fields
 from detspec.sampling_params import SamplingParams
 from tests.fakes import random_model
-from tests.integer.models import CFGS, MODES, PROMPTS, SAMPLING, SCHEDULE, bits, both, defined, make_engine, of_integers, small
+from tests.integer.models import (
+    CFGS,
+    FAMILIES,
+    MODES,
+    PROMPTS,
+    SAMPLING,
+    SCHEDULE,
+    bits,
+    both,
+    defined,
+    make_engine,
+    of_integers,
+    small,
+)
 
 pytestmark = pytest.mark.slow
 MAIN = "qk_norm, slides, linear"
@@ -36,14 +49,16 @@ def written(few_pages: Engine) -> list:
     return bits(few_pages.generate(PROMPTS, SAMPLING))
 
 
-@pytest.mark.parametrize("name", [name for name in CFGS if name != MAIN])
+@pytest.mark.parametrize("name", [name for name in (*CFGS, *FAMILIES) if name != MAIN])
 def test_texts_of_model_are_those_of_the_definition(name: str):
     found = bits(make_engine(small(name).model).generate(PROMPTS, SAMPLING))
     for prompt, sampling, (tokens, logprobs) in zip(PROMPTS, SAMPLING, found, strict=True):
         assert (tokens, logprobs) == defined(small(name), prompt, tokens, sampling), sampling
 
 
-@pytest.mark.parametrize(("name", "changes"), [*((name, {"schedule": None}) for name in CFGS), (MAIN, {})])
+@pytest.mark.parametrize(
+    ("name", "changes"), [*((name, {"schedule": None}) for name in (*CFGS, *FAMILIES)), (MAIN, {}), ("gemma3", {})]
+)
 def test_texts_with_activations_of_8_bits_are_those_of_the_definition(name: str, changes: dict, cpu_kernels):
     """By kernels in C and by XLA's operations; alone they have the bits that they have together."""
     of = small(name, 8)
@@ -129,8 +144,9 @@ def test_control_of_another_weight_changes_bits(written, few_pages):
     ("changes", "message"),
     [
         ({"o_bias": True}, "bias of the attention's output"),
-        ({"activation": "gelu_tanh"}, "activation"),
-        ({"norm_plus_one": True}, r"1 \+ w"),
+        ({"activation": "gelu"}, "activation"),
+        ({"attn_softcap": 5.0}, "soft cap"),
+        ({"parallel": True}, "parallel"),
         ({"logit_softcap": 3.0}, "capped"),
         ({"rotary_dim": 8}, "part of each head"),
         ({"vocab_size": 262_144}, "vocabularies larger than 262128"),

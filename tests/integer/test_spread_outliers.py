@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from detspec.integer.spec import Text, block_of, hadamard
+from detspec.model.fold_scales import folding
 from detspec.model.spread_outliers import rotated, spreading
 from scripts.measure_outliers import KINDS, loss
 from tests.fakes import random_model
@@ -46,7 +47,7 @@ def test_model_with_outliers_spread_has_about_the_same_logits(name: str):
 def test_each_weight_has_a_change_and_norms_of_the_stream_become_ones():
     cfg = CFGS["qkv_bias, llama3"]
     params = random_model(cfg)
-    changes = spreading(cfg, params)
+    changes = spreading(cfg, params, folding(cfg, params))
     assert jax.tree.structure(changes) == jax.tree.structure(params)
     layer = changes["layers"][0]
     for change in (layer["attn_norm"], layer["mlp_norm"], changes["final_norm"]):
