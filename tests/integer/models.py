@@ -53,6 +53,30 @@ FAMILIES: dict[str, ModelConfig] = {
             "sliding_window": 9,
             "sliding_layers": (True, False),
         },
+        "olmo3": {
+            "pre_norms": False,
+            "post_norms": True,
+            "qk_norm": True,
+            "qk_norm_of": "width",
+            "sliding_window": 9,
+            "sliding_layers": (True, False),
+        },
+        "exaone4": {
+            "pre_norms": False,
+            "post_norms": True,
+            "qk_norm": True,
+            "sliding_window": 9,
+            "sliding_layers": (True, False),
+            "unrotated_layers": (False, True),
+        },
+        "granite": {
+            "embed_scale": 3.0,
+            "residual_scale": 0.7,
+            "logit_divisor": 3.0,
+            "score_scale": 0.2,
+            "tie_embeddings": True,
+        },
+        "smollm3": {"unrotated_layers": (False, True), "tie_embeddings": True},
     }.items()
 }
 SCHEDULE = Schedule(Numerics(page=16, implementation="reference", linear="xla", cache_dtype="int8"), Budget(16, 4))

@@ -3,7 +3,9 @@
 That engines and audit.c give the bits of the definition for them is said in test_model.py and test_audit_c.py.
 """
 
+import itertools
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,16 @@ import numpy as np
 import pytest
 
 from detspec.integer import spec
+from detspec.integer.audit import AuditedText, audited_by_c, audited_by_spec, compile_audit, sha256_of, write_model
 from detspec.integer.spec import FRACTION, Text
+from detspec.model.fold_scales import folding
+from detspec.model.to_integer import integer_config
 from detspec.model.transformer import forward_sequences
-from tests.integer.models import FAMILIES, SMALL, float_params, small
+from tests.integer.models import FAMILIES, SMALL, Both, float_params, small
 
 TOKENS = np.random.default_rng(0).integers(0, SMALL["vocab_size"], 40)
-MOST = {15: 0.03, 8: 0.04}  # root mean square of differences in nats; weights and keys in 8 bits make most of them
+# Root mean square of differences over the deviation of log-probabilities; weights and keys in 8 bits make most of them.
+MOST = {15: 0.03, 8: 0.04}
 
 
 def logprobs(logits: np.ndarray) -> np.ndarray:
@@ -30,11 +36,14 @@ def logprobs(logits: np.ndarray) -> np.ndarray:
 def test_logprobs_are_near_those_of_the_same_weights_in_floats(name: str):
     forward = jax.jit(lambda params, tokens: forward_sequences(params, FAMILIES[name], tokens)[0])
     expected = logprobs(np.asarray(forward(float_params(name), jnp.asarray(TOKENS)[None])[0], np.float64))
-    assert expected.std() > 0.5
-    for bits, most in MOST.items():
-        of = small(name, bits)
+
+    def error(of: Both) -> float:
         found = logprobs(Text(of.weights, of.shape).read(TOKENS) / 2.0**FRACTION)
-        assert math.sqrt(np.square(found - expected).mean()) < most
+        return math.sqrt(np.square(found - expected).mean()) / expected.std()
+
+    for bits, most in MOST.items():
+        assert error(small(name, bits)) < most
+    assert error(small("plain, tied")) > 0.5, "the control: other layers"
 
 
 def test_gelu_is_near_and_is_no_silu():
@@ -51,6 +60,33 @@ def test_gelu_is_near_and_is_no_silu():
 
     assert error("gelu_tanh") < 2**-13
     assert error("silu") > 0.1
+
+
+@pytest.mark.slow
+def test_audit_in_c_has_the_bits_of_the_definition(cpu_kernels: None, tmp_path: Path):
+    program = compile_audit(tmp_path)
+    texts = [AuditedText(TOKENS[:20].tolist(), 4, temperature=temperature, seed=3) for temperature in (0.0, 0.8)]
+    for name, bits in itertools.product(FAMILIES, MOST):
+        of = small(name, bits)
+        write_model(tmp_path / "model", of.weights, of.shape)
+        found = audited_by_c([program], tmp_path / "model", texts)
+        assert sha256_of(*found) == sha256_of(*(audited_by_spec(of.weights, of.shape, text) for text in texts)), (name, bits)
+
+
+def test_scales_are_folded_into_weights_and_leave_the_config():
+    cfg = FAMILIES["granite"]
+    params = float_params("granite")
+    folded = folding(cfg, {**params, "head": params["embed"]})
+    ones = np.ones(3)
+    assert (folded["embed"](ones) == 3.0).all()
+    assert (folded["layers"][0]["o"](ones) == 0.7).all()
+    assert (folded["layers"][0]["gate"](ones) == 1).all()
+    assert (folded["head"](ones) == 1 / 3.0).all()
+    left = integer_config(cfg)
+    assert (left.embed_scale, left.logit_divisor, left.layer(0).residual_scale) == (None, None, None)
+    of_gemma = folding(FAMILIES["gemma3"], {**float_params("gemma3"), "head": None})
+    assert (of_gemma["layers"][0]["attn_post_norm"](ones) == 2).all()
+    assert (of_gemma["embed"](ones) == 8).all()  # the root of 64
 
 
 def test_norm_of_all_heads_together_is_one_norm():
