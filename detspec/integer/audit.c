@@ -20,7 +20,7 @@ typedef int32_t i32;
 typedef uint32_t u32;
 typedef uint64_t u64;
 
-enum { MAGIC = 0x31544E49, MAGIC_8 = 0x38544E49, MAX_BLOCK = 1 << 15, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 131072, LEFT_RANGE = INT32_MIN };
+enum { MAGIC = 0x31544E49, MAGIC_8 = 0x38544E49, MAX_BLOCK = 1 << 15, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 131072, SMALL_VOCABULARY = 262128, LEFT_RANGE = INT32_MIN };
 enum { LOG2_E = 23637, LN_2 = 22713, GUMBEL_SHIFT = 24020, SMALLEST_LOGPROB = -(1 << 24), BEND = 48408812 };
 enum { ONE = 0x3F800000, INFINITE = 0x7F800000 }; /* bits of float32 */
 enum { RAW, PROCESSED, TEMPERED };                /* whose log-probabilities are reported */
@@ -47,6 +47,7 @@ typedef struct {
 
 static int L, D, F, N, K, H, V; /* layers, widths of stream and MLP, heads of queries and keys, their width, vocabulary */
 static int in_8_bits;           /* whether activations are */
+static int weight_bits;         /* fraction bits of the weights of tokens */
 static int activation;          /* of gates */
 static int norms_heads;         /* whether queries and keys have a norm for each head, not for all heads together */
 static i32 score_mantissa, score_exponent, epsilon, *SINES, *LOGS, *INVERSE_ROOTS, *embed, *final_norm;
@@ -110,7 +111,8 @@ static void read_model(void) {
     if (magic != MAGIC && magic != MAGIC_8) fail("this is no model of integer/1 or integer8/1");
     in_8_bits = magic == MAGIC_8;
     L = number_in(1, 10000), D = number_in(1, 32768), F = number_in(1, 131072), N = number_in(1, 4096);
-    K = number_in(1, N), H = number_in(2, 512), V = number_in(1, 262128);
+    K = number_in(1, N), H = number_in(2, 512), V = number_in(1, 524160);
+    weight_bits = V <= SMALL_VOCABULARY ? 28 : 26;
     if (N % K || H % 2 || N * H > 131072) fail("the model has heads that do not fit");
     score_mantissa = number_in(1 << 14, 1 << 15), score_exponent = number_in(-1000, 1000), epsilon = number_in(1, INT32_MAX);
     activation = number_in(SILU, GELU_TANH), norms_heads = number_in(0, 1);
@@ -398,7 +400,7 @@ static i64 natural(i64 log) { return rounded_shift(rounded_shift(log, 8) * LN_2,
 static i64 weight_of(i64 fall) {
     int n;
     i64 a = power(scaled(between(0, fall, 1 << 26), LOG2_E, 14), &n);
-    return rounded_shift(raised(a, 13), n);
+    return rounded_shift(raised(a, weight_bits - 15), n);
 }
 
 static i64 largest_of(const i64 *a) {
@@ -412,7 +414,7 @@ static i64 log_sum(const i64 *a) {
     i64 largest = largest_of(a), total = 0;
     for (int i = 0; i < V; i++) total += weight_of(largest - a[i]);
     int fall = (int) larger(bit_length(total) - 32, 0);
-    return largest + natural(log_2(total >> fall) + raised(fall - 28, 26));
+    return largest + natural(log_2(total >> fall) + raised(fall - weight_bits, 26));
 }
 
 static i64 logprob(i64 logit, i64 log_of_all) { return larger(logit - log_of_all, SMALLEST_LOGPROB); }

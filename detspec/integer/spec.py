@@ -15,7 +15,7 @@ Numbers that requests give are float32; those nearer to 0 than 2**-126 count as 
 There are two roundings, `rounded_shift` and `scaled`, both half up. A number at `+-LIMIT` has left its range, and so has all
 that is made of it: where a logit is at `LIMIT`, the text ends with an error.
 
-Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 262128` and 131072 positions. Then no sum leaves int32 or
+Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 524160` and 131072 positions. Then no sum leaves int32 or
 uint32, as tests/integer/test_intervals.py proves.
 """
 
@@ -31,6 +31,7 @@ SMALLEST = 2.0**-126  # of float32 without leading zeros, as requests give it
 LIMIT = 2**30 - 1  # numbers of this size have left their range
 LOST = 10_000  # the exponent of what was made of them; others are far smaller
 MAX_POSITIONS = 131_072
+SMALL_VOCABULARY = 262_128  # weights of the tokens of larger ones have two bits less, so their sums fit, too
 MAX_BLOCK = 2**15  # numbers that a Hadamard transform adds up: with 14 bits each, they stay below LIMIT
 LOG2_E = 23_637  # log2(e), 14 fraction bits
 GELU = (18_860, 13_493)  # 2 sqrt(2 / pi) log2(e), 13 fraction bits, and 0.044715 times that, 17 fraction bits
@@ -421,18 +422,24 @@ def natural(log: Array) -> Array:
     return rounded_shift(rounded_shift(log, 8) * LN_2, 17)
 
 
-def weights_of(below: Array) -> Array:
-    """`exp(-below)` with 28 fraction bits for fixed `below`; 1 where that is negative."""
+def weight_bits(vocab_size: int) -> int:
+    """The fraction bits of the weights of tokens."""
+    return 28 if vocab_size <= SMALL_VOCABULARY else 26
+
+
+def weights_of(below: Array, bits: int = 28) -> Array:
+    """`exp(-below)` with so many fraction `bits` for fixed `below`; 1 where that is negative."""
     a, n = power(scaled(np.clip(below, 0, 2**26), LOG2_E, 14))
-    return rounded_shift(a << 13, n)
+    return rounded_shift(a << (bits - 15), n)
 
 
 def logprobs(logits: Array, tokens: Array) -> Array:
     """Log-probabilities of `tokens`, `[R]` or `[R, k]`, under fixed `logits [R, V]`; fixed, at least -256."""
     largest = logits.max(-1, keepdims=True)
-    total = weights_of(largest - logits).sum(-1)
+    bits = weight_bits(logits.shape[1])
+    total = weights_of(largest - logits, bits).sum(-1)
     fall = np.maximum(bit_length(total) - 32, 0)
-    log = natural(log2(total >> fall) + ((fall - 28) << 26))
+    log = natural(log2(total >> fall) + ((fall - bits) << 26))
     found = np.take_along_axis(logits - largest, tokens.reshape(len(tokens), -1), axis=1) - log[:, None]
     return np.maximum(found, SMALLEST_LOGPROB).reshape(tokens.shape)
 
@@ -561,7 +568,7 @@ def kept(below: Array, asked: Wishes) -> Array:
         share = int(fixed(asked.top_p[r : r + 1])[0])
         if share < 2**FRACTION and found[r].any():
             ordered = np.sort(row[found[r]])[::-1]
-            p = weights_of(-ordered)
+            p = weights_of(-ordered, weight_bits(len(row)))
             likelier = np.cumsum(p) - p  # of equals, the first has the right one
             is_likely = ((likelier << FRACTION) < p.sum() * share) | (ordered >= 0)
             found[r] &= row >= ordered[is_likely.sum() - 1]

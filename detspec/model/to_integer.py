@@ -24,7 +24,7 @@ from detspec.model.weights import Weight, weights
 Params = dict[str, Any]
 LEAST = 2.0**-40  # rows without a larger magnitude are zeros
 MAX_WIDTH = 32_768
-MAX_VOCABULARY = 262_128  # of equal logits: the sum of so many weights has an upper word of 32 bits
+MAX_VOCABULARY = 524_160  # of equal logits: the sum of so many weights has an upper word of 32 bits
 
 
 def integer_config(cfg: ModelConfig, activation_bits: int = 15) -> ModelConfig:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from detspec.integer.spec import BEND, FRACTION, GUMBEL_SHIFT, LIMIT, LN_2, LOG2_E, LOGS, SMALLEST_LOGPROB
+from detspec.integer.spec import BEND, FRACTION, GUMBEL_SHIFT, LIMIT, LN_2, LOG2_E, LOGS, SMALLEST_LOGPROB, weight_bits
 from detspec.ops.gumbel import threefry2x32
 from detspec.ops.integer import I32, U32, absolute, added, bit_length, power, rounded_shift, scaled
 
@@ -58,10 +58,10 @@ def natural(log: Log2) -> jax.Array:
     return scaled((log.whole << 18) + rounded_shift(log.part, 8), LN_2, 17)
 
 
-def weights_of(below: jax.Array) -> jax.Array:
+def weights_of(below: jax.Array, bits: int = 28) -> jax.Array:
     """See `spec.weights_of`."""
     a, n = power(scaled(jnp.clip(below, 0, 2**26), LOG2_E, 14))
-    return rounded_shift(a << 13, n)
+    return rounded_shift(a << (bits - 15), n)
 
 
 class Sum(NamedTuple):
@@ -81,6 +81,19 @@ def carried(high: jax.Array, low: jax.Array) -> Sum:
     return Sum(high + (low >> WORD), low & (2**WORD - 1))
 
 
+def summed(x: jax.Array, bits: int, sum_fn: Callable[[jax.Array], jax.Array]) -> Sum:
+    """The sums by `sum_fn` of weights `x [R, V]` with so many fraction bits, see `spec.weight_bits`.
+
+    Those of 26 bits are halves of 13 bits, of which more add up to 32 bits.
+    """
+    if bits == 28:
+        high, low = words(x)
+        return carried(sum_fn(high), sum_fn(low))
+    low = sum_fn((x & (2**13 - 1)).astype(U32))
+    high = sum_fn((x >> 13).astype(U32)) + (low >> 13)
+    return Sum(high >> 1, ((high & 1) << 13) | (low & (2**13 - 1)))
+
+
 def log_of(total: Sum) -> Log2:
     """The logarithm to base 2 of a sum, of its highest 32 bits."""
     high, low = total
@@ -93,10 +106,18 @@ def log_of(total: Sum) -> Log2:
 def logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """See `spec.logprobs`."""
     largest = logits.max(-1, keepdims=True)
-    high, low = words(weights_of(largest - logits))
-    log = log_of(carried(high.sum(-1, dtype=U32), low.sum(-1, dtype=U32)))
+    bits = weight_bits(logits.shape[1])
+    log = log_of(summed(weights_of(largest - logits, bits), bits, _row_sum))
     below = jnp.clip(jnp.take_along_axis(logits - largest, tokens[:, None], axis=1)[:, 0], -LIMIT, 0)
-    return jnp.maximum(below - natural(log._replace(whole=log.whole - 28)), SMALLEST_LOGPROB)
+    return jnp.maximum(below - natural(log._replace(whole=log.whole - bits)), SMALLEST_LOGPROB)
+
+
+def _row_sum(x: jax.Array) -> jax.Array:
+    return x.sum(-1, dtype=U32)
+
+
+def _sum_before(x: jax.Array) -> jax.Array:
+    return jnp.cumsum(x, axis=1, dtype=U32) - x
 
 
 def as_float32(x: jax.Array) -> jax.Array:
@@ -186,10 +207,10 @@ def kept_from(below: jax.Array, asked: Any) -> jax.Array:
     rank = jnp.clip(asked.top_k - 1, 0, V - 1)[:, None]
     floor = jnp.where(by_rank, jnp.maximum(floor, jnp.take_along_axis(ordered, rank, axis=1)[:, 0]), floor)
 
-    p = jnp.where(ordered >= floor[:, None], weights_of(-ordered), 0)
-    high, low = words(p)
-    before = carried(jnp.cumsum(high, axis=1, dtype=U32) - high, jnp.cumsum(low, axis=1, dtype=U32) - low)
-    total = carried(high.sum(-1, dtype=U32), low.sum(-1, dtype=U32))
+    bits = weight_bits(V)
+    p = jnp.where(ordered >= floor[:, None], weights_of(-ordered, bits), 0)
+    before = summed(p, bits, _sum_before)
+    total = summed(p, bits, _row_sum)
     share = fixed(asked.top_p)
     is_likely = _is_less(_limbs(before, up=1), _times(total, share))
     last = jnp.maximum(is_likely.sum(-1, dtype=I32) - 1, 0)[:, None]

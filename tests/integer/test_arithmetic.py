@@ -23,6 +23,7 @@ Rng = np.random.Generator
 NUM = 4_000  # numbers
 ROWS, WIDTH = 150, 64  # rows of numbers
 V = 300  # tokens
+LARGE_V = spec.SMALL_VOCABULARY + 80
 STEPS = (*map(int, np.random.default_rng(5).integers(0, 2**46, 32)), 0, 1, 2**48 // 7)
 OldNew = tuple[str, str, str]
 
@@ -106,6 +107,13 @@ def logits(rng: Rng) -> np.ndarray:
     found[4] = LIMIT
     found[5, ::2] = -LIMIT
     found[6] = found[6] // 65_536 * 65_536  # ties
+    return found
+
+
+def large_vocabulary(rng: Rng) -> np.ndarray:
+    """Rows `[4, LARGE_V]` of logits: all equal, flat, peaked, two sizes."""
+    found = (rng.normal(size=(4, LARGE_V)) * np.asarray([[0], [2**13], [2**17], [1]])).astype(np.int64)
+    found[3, ::2] -= 2**20
     return found
 
 
@@ -441,13 +449,39 @@ CASES = {
         "weights_of",
         lambda rng: (np.append(np.abs(numbers(rng, NUM)), [2**26, 2**31 - 1, 20 * 2**16]),),
         ("2**26", "2**20"),
-        ("13, n", "12, n"),
+        ("bits - 15", "bits - 16"),
+    ),
+    "weights_of, of a large vocabulary": plainly(
+        integer_choices, "weights_of", lambda rng: (np.abs(numbers(rng, NUM)),), ("bits - 15", "13"), fixed=(26,)
+    ),
+    "logprobs, of a large vocabulary": plainly(
+        integer_choices,
+        "logprobs",
+        lambda rng: (large_vocabulary(rng), rng.integers(0, LARGE_V, 4)),
+        ("whole - bits", "whole - 28"),
+    ),
+    "summed": Case(
+        integer_choices,
+        lambda x: (lambda total: (total >> 14, total & (2**14 - 1)))(x.sum(-1)),
+        lambda copy: lambda x: tuple(copy.summed(x, 26, lambda part: part.sum(-1, dtype=jnp.uint32))),
+        lambda rng: (np.stack([np.full(LARGE_V, 2**26), rng.integers(0, 2**26, LARGE_V), np.zeros(LARGE_V, np.int64)]),),
+        (("summed", " + (low >> 13)", ""), ("summed", "high >> 1,", "high,"), ("summed", "(high & 1) << 13", "0")),
+    ),
+    "kept_from, of a large vocabulary": Case(
+        integer_choices,
+        lambda below, asked: spec.kept(below, asked),
+        lambda copy: lambda below, asked: below >= copy.kept_from(below, asked)[:, None],
+        lambda rng: (
+            spec.tempered(large_vocabulary(rng), np.float32([1, 1, 0.8, 1.7])),
+            Wishes(*(np.asarray(x) for x in ((1.0,) * 4, (0,) * 4, (0.5, 0.9, 0.95, 0.3), (0.0,) * 4, (0,) * 4))),
+        ),
+        (("summed", " + (low >> 13)", ""),),
     ),
     "logprobs": plainly(
         integer_choices,
         "logprobs",
         lambda rng: (logits(rng), rng.integers(0, V, ROWS)),
-        ("- 28", "- 27"),
+        ("whole - bits", "whole - 27"),
         ("SMALLEST_LOGPROB)", "2 * SMALLEST_LOGPROB)"),
     ),
     "as_float32": Case(

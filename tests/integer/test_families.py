@@ -6,6 +6,7 @@ That engines and audit.c give the bits of the definition for them is said in tes
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,13 @@ import pytest
 from detspec.integer import spec
 from detspec.integer.audit import AuditedText, audited_by_c, audited_by_spec, compile_audit, sha256_of, write_model
 from detspec.integer.spec import FRACTION, Text
+from detspec.model.dense import with_fields
 from detspec.model.fold_scales import folding
 from detspec.model.to_integer import integer_config
 from detspec.model.transformer import forward_sequences
-from tests.integer.models import FAMILIES, SMALL, Both, float_params, small
+from tests.fakes import random_model
+from tests.integer.models import FAMILIES, SMALL, Both, both, float_params, small
+from tests.integer.test_audit_c import changed
 
 TOKENS = np.random.default_rng(0).integers(0, SMALL["vocab_size"], 40)
 # Root mean square of differences over the deviation of log-probabilities; weights and keys in 8 bits make most of them.
@@ -71,6 +75,20 @@ def test_audit_in_c_has_the_bits_of_the_definition(cpu_kernels: None, tmp_path: 
         write_model(tmp_path / "model", of.weights, of.shape)
         found = audited_by_c([program], tmp_path / "model", texts)
         assert sha256_of(*found) == sha256_of(*(audited_by_spec(of.weights, of.shape, text) for text in texts)), (name, bits)
+
+
+@pytest.mark.slow
+def test_vocabulary_of_gemma_3_has_the_bits_of_the_definition_in_c(cpu_kernels: None, tmp_path: Path):
+    """Sums over so many tokens have weights of two bits less, which the control forgets."""
+    cfg = with_fields(FAMILIES["gemma3"], vocab_size=262_208, d_model=8, num_layers=1, sliding_layers=(True,))
+    of = both(cfg, random_model(cfg))
+    asked: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.5, "top_p": 0.9, "seed": 3}, {"logprobs_mode": "processed"})
+    texts = [AuditedText([5, 262_207, 17, 200_000], 1, **each) for each in asked]
+    write_model(tmp_path / "model", of.weights, of.shape)
+    expected = sha256_of(*(audited_by_spec(of.weights, of.shape, text) for text in texts))
+    assert sha256_of(*audited_by_c([compile_audit(tmp_path)], tmp_path / "model", texts)) == expected
+    other = changed(tmp_path, "raised(fall - weight_bits, 26)", "raised(fall - 28, 26)")
+    assert sha256_of(*audited_by_c([other], tmp_path / "model", texts)) != expected
 
 
 def test_scales_are_folded_into_weights_and_leave_the_config():

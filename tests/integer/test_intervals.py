@@ -4,7 +4,7 @@ This is a proof by intervals, see `intervals`: bounds of the arguments go throug
 What wraps by definition is left out: threefry, and the whole turns of an angle (`turned_by`). Bits that `scaled` shifts out are
 looked for by itself (`fits`).
 
-Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 262128`, 131072 positions.
+Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 524160`, 131072 positions.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,8 @@ from detspec.ops.integer_pages import PageLayout
 from tests.integer.falsified import falsified
 from tests.integer.intervals import Bounds, Contract, Interval, Leaves, array, bits_of, corners, joined, magnitude, require
 
-D, WIDE, H, V = 32_768, 131_072, 512, 262_128
+D, WIDE, H, V = 32_768, 131_072, 512, 524_160
+VOCABULARIES = (spec.SMALL_VOCABULARY, V)
 INT32 = Interval(-(2**31), 2**31 - 1)
 FIXED = Interval(-LIMIT, LIMIT)
 MANTISSA = Interval(2**14 - 8, 2**15 + 16)  # of a row: 2**14, or a root
@@ -362,12 +363,14 @@ def test_rows_as_the_stream_takes_them_stay_inside(values: Interval):
 # --- Choices -----------------------------------------------------------------------------------------------------------------
 
 
-def test_logprobs_stay_inside():
-    tokens = array(4), Interval(0, V - 1)
-    found = bounds_of(integer_choices.logprobs, fixed(4, V), tokens)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_logprobs_stay_inside(vocabulary: int, monkeypatch: pytest.MonkeyPatch):
+    tokens = array(4), Interval(0, vocabulary - 1)
+    found = bounds_of(integer_choices.logprobs, fixed(4, vocabulary), tokens)
     assert within(found, Interval(-(2**24), 2**24))
+    monkeypatch.setattr(spec, "SMALL_VOCABULARY", min(vocabulary + 128, V))
     with pytest.raises(Leaves, match="uint32"):
-        bounds_of(integer_choices.logprobs, fixed(4, V + 32), tokens)
+        bounds_of(integer_choices.logprobs, fixed(4, vocabulary + 128), tokens)
     bounds_of(integer_choices.weights_of, (array(4), INT32))
     bounds_of(integer_choices.as_float32, (array(4), Interval(-(2**24), 2**24)))
 
@@ -396,10 +399,11 @@ class Asked:
         self.repetition_penalty, self.frequency_penalty, self.presence_penalty, _ = given
 
 
-def test_filters_stay_inside():
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_filters_stay_inside(vocabulary: int):
     exponents = np.arange(127) << 23
     up_to_1 = Interval(np.append(exponents, 127 << 23), np.append(exponents + 2**23 - 1, 127 << 23))
-    below = fixed(4, V)
+    below = fixed(4, vocabulary)
     found = of_floats(
         lambda below, *asked: integer_choices.kept_from(below, Asked(*asked)),
         below,

@@ -149,7 +149,7 @@ def test_control_of_another_weight_changes_bits(written, few_pages):
         ({"parallel": True}, "parallel"),
         ({"logit_softcap": 3.0}, "capped"),
         ({"rotary_dim": 8}, "part of each head"),
-        ({"vocab_size": 262_144}, "vocabularies larger than 262128"),
+        ({"vocab_size": 524_288}, "vocabularies larger than 524160"),
         ({"norm_eps": 0.5}, "epsilon of 0.5"),
     ],
 )
