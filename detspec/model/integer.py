@@ -37,7 +37,6 @@ class IntegerAttention(Attention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        scaling = self.rope.scaling
         for lacks, what in (
             (self.positions == "alibi", 'positions "alibi"'),
             (self.o_bias, "bias of the attention's output"),
@@ -45,11 +44,8 @@ class IntegerAttention(Attention):
             (self.has_wide_norms and self.num_heads * self.head_dim > 32_768, "norms of more than 32768 places of all heads"),
             (self.softcap is not None, "soft cap of scores"),
             (self.sinks, "attention sinks"),
-            (self.rope.interleaved, "interleaved rotations"),
-            (self.rotated != self.head_dim, "rotations of a part of each head"),
             (self.head_dim > 512, "heads of more than 512 places"),
             (self.num_heads * self.head_dim > 131_072, "heads of more than 131072 places in all"),
-            (scaling is not None and scaling.kind not in ("linear", "llama3"), f"{scaling and scaling.kind} rope scaling"),
         ):
             if lacks:
                 raise InputError(NOT_INTEGER.format(what))
@@ -61,8 +57,12 @@ class IntegerAttention(Attention):
 
     @property
     def steps(self) -> Sequence[int]:
-        """Turns from one position to the next of each pair, 48 fraction bits; 0 where nothing is rotated."""
-        return rotation_steps(self.rope, self.head_dim) if self.positions == "rope" else (0,) * (self.head_dim // 2)
+        """Turns from one position to the next of each pair, 48 fraction bits; 0 where nothing is rotated.
+
+        Pairs are half a head apart: weights are in this order, see `detspec.model.order_rotations`.
+        """
+        steps = rotation_steps(self.rope, self.rotated) if self.positions == "rope" else ()
+        return (*steps, *(0,) * (self.head_dim // 2 - len(steps)))
 
     def pools(self, numerics: Any, num_pages: int, num_seats: int) -> KV:
         """Pages of keys and of values of 8 bits, and their scales."""
@@ -184,16 +184,37 @@ def rotation_steps(rope: Rope, size: int) -> Sequence[int]:
         of_theta = Decimal(rope.theta).ln()
         found = []
         for pair in range(size // 2):
-            frequency = (-of_theta * 2 * pair / size).exp()
-            scaling = rope.scaling
-            if scaling is not None:
-                stretched = frequency / Decimal(scaling.factor)
-                kept = Decimal(0)
-                if scaling.kind == "llama3":
-                    low = Decimal(scaling.low_freq_factor)
-                    high = Decimal(scaling.high_freq_factor)
-                    fits = scaling.original_max_position * frequency / (2 * PI)
-                    kept = min(max((fits - low) / (high - low), Decimal(0)), Decimal(1))
-                frequency = (1 - kept) * stretched + kept * frequency
+            frequency = _stretched((-of_theta * 2 * pair / size).exp(), pair, rope, size)
             found.append(int((frequency / (2 * PI) * 2**48 + Decimal("0.5")).to_integral_value(rounding="ROUND_FLOOR")))
     return tuple(found)
+
+
+def _stretched(frequency: Decimal, pair: int, rope: Rope, size: int) -> Decimal:
+    """The frequency of a pair as `rope.scaling` changes it, see `detspec.ops.rope`."""
+    scaling = rope.scaling
+    if scaling is None:
+        return frequency
+    if scaling.kind == "longrope":
+        return frequency / Decimal(scaling.factors[pair])
+    stretched = frequency / Decimal(scaling.factor)
+    kept = Decimal(0)
+    if scaling.kind == "llama3":
+        low = Decimal(scaling.low_freq_factor)
+        high = Decimal(scaling.high_freq_factor)
+        fits = scaling.original_max_position * frequency / (2 * PI)
+        kept = min(max((fits - low) / (high - low), Decimal(0)), Decimal(1))
+    if scaling.kind == "yarn":
+        low, high = (_dimension(turns, rope, size) for turns in (scaling.beta_fast, scaling.beta_slow))
+        if scaling.truncate:
+            low = low.to_integral_value(rounding="ROUND_FLOOR")
+            high = high.to_integral_value(rounding="ROUND_CEILING")
+        low = max(low, Decimal(0))
+        span = min(high, Decimal(size - 1)) - low or Decimal("0.001")
+        kept = 1 - min(max((pair - low) / span, Decimal(0)), Decimal(1))
+    return (1 - kept) * stretched + kept * frequency
+
+
+def _dimension(turns: float, rope: Rope, size: int) -> Decimal:
+    """The dimension that turns so often within the original length, for YaRN."""
+    assert rope.scaling is not None
+    return size * (rope.scaling.original_max_position / (Decimal(turns) * 2 * PI)).ln() / (2 * Decimal(rope.theta).ln())

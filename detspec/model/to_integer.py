@@ -13,11 +13,12 @@ from detspec.errors import InputError
 from detspec.integer import spec
 from detspec.integer.spec import FRACTION, LIMIT, IntMatrix, Scale
 from detspec.model.attention import Attention
-from detspec.model.fold_scales import WeightChange, folding, in_float64
+from detspec.model.fold_scales import WeightChange, folding, in_float64, unchanged
 from detspec.model.integer import NOT_INTEGER, IntegerAttention, IntegerMLP
 from detspec.model.integer_rows import fixed_epsilon
 from detspec.model.layers import Layer
 from detspec.model.mlp import GatedMLP
+from detspec.model.order_rotations import ordering
 from detspec.model.spread_outliers import spreading
 from detspec.model.weights import Weight, weights
 
@@ -103,9 +104,17 @@ def integer_params(cfg: ModelConfig, params: Params, activation_bits: int = 15) 
         return _leaf(name, leaf, x)
 
     folded = folding(cfg, params)
-    changes = (folded, spreading(cfg, params, folded)) if activation_bits == 8 else (folded,)
+    changes = (folded, _in_order(cfg, params), *((spreading(cfg, params, folded),) if activation_bits == 8 else ()))
     found = jax.tree.map_with_path(converted, declared, params, *changes)
     return jax.tree.map(jnp.asarray, found)
+
+
+def _in_order(cfg: ModelConfig, params: Params) -> Params:
+    """For each of the weights `params`, the change that puts heads into the order of `detspec.model.order_rotations`."""
+    found = jax.tree.map(lambda _: unchanged, params)
+    for layer, changes, kind in zip(params["layers"], found["layers"], cfg.layers, strict=True):
+        changes.update(ordering(kind.mixer, layer))
+    return found
 
 
 def _leaf(name: str, leaf: Weight, x: np.ndarray) -> Any:

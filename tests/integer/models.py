@@ -1,5 +1,6 @@
 """Small random integer models, and what the definition says of their texts."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ CFGS: dict[str, ModelConfig] = {
     }.items()
 }
 GEMMA = {"norm_plus_one": True, "scale_embeddings": True, "activation": "gelu_tanh", "tie_embeddings": True}
+YARN = RopeScaling("yarn", factor=4.0, original_max_position=16, attention_factor=1.14)
 FAMILIES: dict[str, ModelConfig] = {
     name: dense_config(**{**SMALL, "dtype": "float32", **changes})
     for name, changes in {
@@ -76,6 +78,16 @@ FAMILIES: dict[str, ModelConfig] = {
             "score_scale": 0.2,
             "tie_embeddings": True,
         },
+        "ernie": {"rope_interleaved": True},
+        "glm4": {"post_norms": True, "rotary_dim": 8, "rope_interleaved": True, "qkv_bias": True},
+        "phi3, longrope": {
+            "rotary_dim": 12,
+            "rope_scaling": RopeScaling(
+                "longrope", 2.0, 16, attention_factor=1.2, short_factors=(1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+            ),
+        },
+        "qwen2, yarn": {"qkv_bias": True, "rope_scaling": YARN},
+        "qwen3, yarn": {"qk_norm": True, "rope_scaling": dataclasses.replace(YARN, truncate=False)},
         "smollm3": {"unrotated_layers": (False, True), "tie_embeddings": True},
     }.items()
 }

@@ -18,8 +18,10 @@ from detspec.integer.audit import AuditedText, audited_by_c, audited_by_spec, co
 from detspec.integer.spec import FRACTION, Text
 from detspec.model.dense import with_fields
 from detspec.model.fold_scales import folding
+from detspec.model.order_rotations import order_of, ordering
 from detspec.model.to_integer import integer_config
 from detspec.model.transformer import forward_sequences
+from detspec.ops.rope import rope_frequencies
 from tests.fakes import random_model
 from tests.integer.models import FAMILIES, SMALL, Both, both, float_params, small
 from tests.integer.test_audit_c import changed
@@ -105,6 +107,27 @@ def test_scales_are_folded_into_weights_and_leave_the_config():
     of_gemma = folding(FAMILIES["gemma3"], {**float_params("gemma3"), "head": None})
     assert (of_gemma["layers"][0]["attn_post_norm"](ones) == 2).all()
     assert (of_gemma["embed"](ones) == 8).all()  # the root of 64
+
+
+def test_order_of_rotated_places_keeps_pairs_half_a_head_apart():
+    assert order_of(6, 4, interleaved=True).tolist() == [0, 2, 4, 1, 3, 5]
+    assert order_of(8, 4, interleaved=False).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert order_of(8, 8, interleaved=False).tolist() == list(range(8))
+    mixer = FAMILIES["phi3, longrope"].layer(0).mixer
+    changes = ordering(mixer, {"q": None, "k": None, "v": None})
+    assert list(changes) == ["q", "k"]
+    found = changes["q"](np.repeat(np.arange(16.0), 2).reshape(16, 2))
+    assert found[:, 0].tolist() == [x * (1.2 if x < 12 else 1) for x in (0, 1, 2, 3, 4, 5, 12, 13, 6, 7, 8, 9, 10, 11, 14, 15)]
+    assert (found[:, 0] == found[:, 1]).all()
+
+
+@pytest.mark.parametrize("name", ["phi3, longrope", "qwen2, yarn", "qwen3, yarn", "gemma3"])
+def test_steps_of_rotations_are_near_the_frequencies_of_floats(name: str):
+    for kind in integer_config(FAMILIES[name]).kinds:
+        expected = rope_frequencies(kind.mixer.rotated, kind.mixer.rope.theta, kind.mixer.rope.scaling)
+        found = np.asarray(kind.mixer.steps) * 2 * math.pi / 2**48
+        assert np.allclose(found[: len(expected)], expected, rtol=1e-5)  # those of floats are float32
+        assert not found[len(expected) :].any()
 
 
 def test_norm_of_all_heads_together_is_one_norm():

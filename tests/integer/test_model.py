@@ -148,7 +148,7 @@ def test_control_of_another_weight_changes_bits(written, few_pages):
         ({"attn_softcap": 5.0}, "soft cap"),
         ({"parallel": True}, "parallel"),
         ({"logit_softcap": 3.0}, "capped"),
-        ({"rotary_dim": 8}, "part of each head"),
+        ({"qk_norm": True, "qk_norm_of": "rotated"}, "rotated"),
         ({"vocab_size": 524_288}, "vocabularies larger than 524160"),
         ({"norm_eps": 0.5}, "epsilon of 0.5"),
     ],
