@@ -6,6 +6,7 @@ The table is made of `detspec.checkpoint.families`, and of the cases in tests/pa
 """
 
 import ast
+from collections.abc import Mapping
 from pathlib import Path
 
 from detspec.checkpoint.families import FAMILIES, WRAPPERS
@@ -57,6 +58,28 @@ model has one set. `ds.load(folder)` has that of short texts, and a `max_positio
 `ds.load(folder, long_texts=True)`, or `--long-texts`, has that of long ones, for all its texts. So texts that end within the
 original length, and texts that are longer from the start, have the logits of transformers.
 """
+INTEGER = """\
+## Integer models
+
+[Integer models](integer.md) are made of these families: {taken}.
+Where a config asks for what integers do not have, loading says so: a bias of the attention's output, or GELU by the error function.
+
+| missing | `model_type` |
+|---|---|
+{refused}
+
+"""
+TAKEN_AS_INTEGERS = (
+    "llama mistral qwen2 qwen3 gemma3_text gemma smollm3 granite seed_oss ernie4_5 helium ministral phi3 granitemoehybrid "
+    "olmo2 olmo3 exaone4 glm4"
+)
+REFUSED_AS_INTEGERS = {
+    "soft caps": "gemma2",
+    "norms of queries and keys after their rotation": "hunyuan_v1_dense",
+    "MLPs without a gate": "arcee",
+    "LayerNorm": "nemotron starcoder2 gpt2 gpt_neox opt",
+    "experts": "qwen3_moe qwen2_moe mixtral olmoe granitemoe glm4_moe minimax_m2 ernie4_5_moe hunyuan_v1_moe gpt_oss",
+}
 REFUSED = """\
 ## What is refused by name
 
@@ -104,8 +127,18 @@ def page() -> str:
         f"Of models with towers for images ({wrappers}) the text part is read, and prompts with images are refused.",
         "",
     ]
-    refused = [f"| {missing} | {' '.join(f'`{name}`' for name in names.split())} |" for missing, names in MISSING.items()]
-    return "\n".join([INTRODUCTION, *lines, TESTED, REFUSED + "\n".join(refused)]) + "\n"
+    integer = INTEGER.format(taken=named(TAKEN_AS_INTEGERS, ", "), refused="\n".join(rows_of(REFUSED_AS_INTEGERS)))
+    return "\n".join([INTRODUCTION, *lines, TESTED, integer + REFUSED + "\n".join(rows_of(MISSING))]) + "\n"
+
+
+def named(names: str, between: str = " ") -> str:
+    """The names in a line of text, as code."""
+    return between.join(f"`{name}`" for name in names.split())
+
+
+def rows_of(missing: Mapping[str, str]) -> list[str]:
+    """Lines of a table that says which names lack something."""
+    return [f"| {what} | {named(names)} |" for what, names in missing.items()]
 
 
 if __name__ == "__main__":

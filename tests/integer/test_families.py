@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.checkpoint import families
 from detspec.integer import spec
 from detspec.integer.audit import AuditedText, audited_by_c, audited_by_spec, compile_audit, sha256_of, write_model
 from detspec.integer.spec import FRACTION, Text
@@ -22,6 +23,7 @@ from detspec.model.order_rotations import order_of, ordering
 from detspec.model.to_integer import integer_config
 from detspec.model.transformer import forward_sequences
 from detspec.ops.rope import rope_frequencies
+from scripts import models_page
 from tests.fakes import random_model
 from tests.integer.models import FAMILIES, SMALL, Both, both, float_params, small
 from tests.integer.test_audit_c import changed
@@ -128,6 +130,15 @@ def test_steps_of_rotations_are_near_the_frequencies_of_floats(name: str):
         found = np.asarray(kind.mixer.steps) * 2 * math.pi / 2**48
         assert np.allclose(found[: len(expected)], expected, rtol=1e-5)  # those of floats are float32
         assert not found[len(expected) :].any()
+
+
+def test_page_says_of_each_family_whether_integers_take_it():
+    """A new family must be decided on."""
+    said = [
+        *models_page.TAKEN_AS_INTEGERS.split(),
+        *(n for names in models_page.REFUSED_AS_INTEGERS.values() for n in names.split()),
+    ]
+    assert sorted(said) == sorted(family.model_type for family in families.FAMILIES)
 
 
 def test_norm_of_all_heads_together_is_one_norm():
