@@ -62,7 +62,7 @@ INTEGER = """\
 ## Integer models
 
 [Integer models](integer.md) are made of these families: {taken}.
-Where a config asks for what integers do not have, loading says so: a bias of the attention's output, or GELU by the error function.
+Where a config asks for what integers do not have, such as a bias of the attention's output, loading says so.
 
 | missing | `model_type` |
 |---|---|

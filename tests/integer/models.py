@@ -60,6 +60,7 @@ FAMILIES: dict[str, ModelConfig] = {
             "post_norms": True,
             "qk_norm": True,
             "qk_norm_of": "width",
+            "sliding_rope_theta": 1e4,
             "sliding_window": 9,
             "sliding_layers": (True, False),
         },

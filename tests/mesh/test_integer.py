@@ -12,6 +12,7 @@ from detspec.checkpoint.hf import save_hf
 from detspec.model.dense import with_fields
 from detspec.model.params import init_params
 from tests.fakes import RANDOM_CFG
+from tests.integer.models import FAMILIES
 
 PROMPTS = ["def add(a, b):\n", "x = ", "import numpy as np\n"]
 SAMPLING = [
@@ -54,6 +55,18 @@ def test_texts_on_eight_chips_are_those_on_one(tmp_path):
     save_hf(folder, cfg, init_params(cfg, jax.random.key(0)))
     prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5]]
     assert texts(8, folder, prompts) == texts(1, folder, prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "olmo3"])
+@pytest.mark.parametrize("weights", ["integer", "integer8"])
+def test_texts_of_further_families_on_four_chips_are_those_on_one(name, weights, tmp_path):
+    """Norms after a part read whole rows, and norms over all heads those of all chips."""
+    cfg = with_fields(FAMILIES[name], vocab_size=216)
+    folder = tmp_path / "model"
+    save_hf(folder, cfg, init_params(cfg, jax.random.key(0)))
+    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5]]
+    assert texts(4, folder, prompts, weights) == texts(1, folder, prompts, weights)
 
 
 def test_digest_does_not_depend_on_chips():
