@@ -50,6 +50,21 @@ SHAPES: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((301, 96, 1, 2, 2, 64, 64), {"rope_scaling": RopeScaling("llama3", factor=8.0, original_max_position=16)}),
     ((64, 40, 2, 8, 4, 4, 33), {"qkv_bias": True, "qk_norm": True, "rope_scaling": RopeScaling("linear", factor=4.0)}),
     ((520, 256, 1, 1, 1, 128, 520), {"norm_eps": 1e-6, "rope_theta": 1e6}),
+    (
+        (180, 64, 2, 4, 2, 16, 72),
+        {"norm_plus_one": True, "activation": "gelu_tanh", "post_norms": True, "qk_norm": True, "score_dim": 20.0},
+    ),
+    (
+        (140, 48, 2, 4, 2, 12, 96),
+        {
+            "pre_norms": False,
+            "post_norms": True,
+            "qk_norm": True,
+            "qk_norm_of": "width",
+            "rope_interleaved": True,
+            "rotary_dim": 8,
+        },
+    ),
 )
 
 
