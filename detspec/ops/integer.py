@@ -285,7 +285,8 @@ def hadamard(x: jax.Array) -> jax.Array:
     size = 1
     while size < block // line:
         pairs = y.reshape(*y.shape[:-2], -1, 2, size, line)
-        first, second = pairs[..., 0, :, :], pairs[..., 1, :, :]
+        first = pairs[..., 0, :, :]
+        second = pairs[..., 1, :, :]
         y = jnp.stack([first + second, first - second], axis=-3).reshape(y.shape)
         size *= 2
     return y.reshape(x.shape)
