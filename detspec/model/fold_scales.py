@@ -4,6 +4,7 @@
     embeddings   times their scale: the root of the width (Gemma), or a number (Granite); the head of a tied model is not
     parts        the norm after a part, or else o and down, times the scale of what is added to the stream (Granite)
     logits       the head over their divisor (Granite)
+    the stream   embeddings and parts over `unit_of_stream`: norms give the same with an epsilon over its square
 
 So passes of integers have none of these operations.
 """
@@ -18,6 +19,7 @@ import numpy as np
 
 from detspec.config import ModelConfig
 
+UNIT = 64.0
 WeightChange = Callable[[np.ndarray], np.ndarray]  # of a weight in float64
 
 
@@ -33,7 +35,16 @@ def unchanged(x: np.ndarray) -> np.ndarray:
 
 def times(factor: float | None) -> WeightChange:
     """The change of a weight that is multiplied; None leaves it."""
-    return unchanged if factor is None else lambda x: x * factor
+    return unchanged if factor in (None, 1) else lambda x: x * factor
+
+
+def unit_of_stream(cfg: ModelConfig) -> float:
+    """What 1 in the stream of an integer model stands for: streams of models that scale embeddings may be beyond 16,384.
+
+    Gemma 3's leave float16 (https://github.com/huggingface/transformers/issues/36822). Then they may be up to 1,048,575, in
+    steps of 1 / 1024. Norms of queries, keys and parts take the smaller epsilon, too.
+    """
+    return UNIT if cfg.scale_embeddings else 1.0
 
 
 def folding(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def folding(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
 
     def layer_of(weights: dict[str, Any], kind: Any) -> dict[str, WeightChange]:
         changes = {name: of_norm if name.endswith("_norm") else unchanged for name in weights}
-        of_part = times(kind.residual_scale)
+        of_part = times(_or_1(kind.residual_scale) / unit_of_stream(cfg))
         if kind.post_norms:
             changes |= dict.fromkeys(("attn_post_norm", "mlp_post_norm"), lambda x: of_part(of_norm(x)))
         else:
@@ -50,7 +61,7 @@ def folding(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
         return changes
 
     return {
-        "embed": times(embedding_scale(cfg)),
+        "embed": times(_or_1(embedding_scale(cfg)) / unit_of_stream(cfg)),
         "layers": tuple(layer_of(weights, kind) for weights, kind in zip(params["layers"], cfg.layers, strict=True)),
         "final_norm": of_norm,
         "head": times(None if cfg.logit_divisor is None else 1 / cfg.logit_divisor),
@@ -61,5 +72,9 @@ def embedding_scale(cfg: ModelConfig) -> float | None:
     """The number that embeddings are multiplied by, rounded as the model in floats has it; None if there is none."""
     scale = cfg.embed_scale
     if cfg.scale_embeddings:
-        scale = (1.0 if scale is None else scale) * float(jnp.asarray(math.sqrt(cfg.d_model), cfg.jax_dtype))
+        scale = _or_1(scale) * float(jnp.asarray(math.sqrt(cfg.d_model), cfg.jax_dtype))
     return scale
+
+
+def _or_1(factor: float | None) -> float:
+    return 1.0 if factor is None else factor

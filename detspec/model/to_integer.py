@@ -13,7 +13,7 @@ from detspec.errors import InputError
 from detspec.integer import spec
 from detspec.integer.spec import FRACTION, LIMIT, IntMatrix, Scale
 from detspec.model.attention import Attention
-from detspec.model.fold_scales import WeightChange, folding, in_float64, unchanged
+from detspec.model.fold_scales import WeightChange, folding, in_float64, unchanged, unit_of_stream
 from detspec.model.integer import NOT_INTEGER, IntegerAttention, IntegerMLP
 from detspec.model.integer_rows import fixed_epsilon
 from detspec.model.layers import Layer
@@ -52,7 +52,14 @@ def integer_config(cfg: ModelConfig, activation_bits: int = 15) -> ModelConfig:
             raise InputError(NOT_INTEGER.format(what))
     max_position = min(cfg.max_position, spec.MAX_POSITIONS)
     weights = "integer8" if activation_bits == 8 else "integer"
-    folded: dict[str, Any] = {"norm_plus_one": False, "scale_embeddings": False, "embed_scale": None, "logit_divisor": None}
+    epsilon = cfg.norm_eps / unit_of_stream(cfg) ** 2
+    folded: dict[str, Any] = {
+        "norm_eps": epsilon,
+        "norm_plus_one": False,
+        "scale_embeddings": False,
+        "embed_scale": None,
+        "logit_divisor": None,
+    }
     return dataclasses.replace(cfg, kinds=kinds, weights=weights, max_position=max_position, **folded)
 
 

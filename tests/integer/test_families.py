@@ -17,6 +17,7 @@ from detspec.checkpoint import families
 from detspec.integer import spec
 from detspec.integer.audit import AuditedText, audited_by_c, audited_by_spec, compile_audit, sha256_of, write_model
 from detspec.integer.spec import FRACTION, Text
+from detspec.model import fold_scales
 from detspec.model.dense import with_fields
 from detspec.model.fold_scales import folding
 from detspec.model.order_rotations import order_of, ordering
@@ -107,8 +108,26 @@ def test_scales_are_folded_into_weights_and_leave_the_config():
     left = integer_config(cfg)
     assert (left.embed_scale, left.logit_divisor, left.layer(0).residual_scale) == (None, None, None)
     of_gemma = folding(FAMILIES["gemma3"], {**float_params("gemma3"), "head": None})
-    assert (of_gemma["layers"][0]["attn_post_norm"](ones) == 2).all()
-    assert (of_gemma["embed"](ones) == 8).all()  # the root of 64
+    assert (of_gemma["layers"][0]["attn_post_norm"](ones) == 2 / 64).all()
+    assert (of_gemma["embed"](ones) == 8 / 64).all()  # the root of 64, in the unit of the stream
+    assert integer_config(FAMILIES["gemma3"]).norm_eps == FAMILIES["gemma3"].norm_eps / 64**2
+
+
+def test_stream_beyond_16384_is_near_that_of_floats(monkeypatch: pytest.MonkeyPatch):
+    cfg = FAMILIES["gemma3"]
+    params = random_model(cfg)
+    for layer in params["layers"]:
+        layer["mlp_post_norm"] = layer["mlp_post_norm"] + 20_000
+    expected = logprobs(np.asarray(forward_sequences(params, cfg, jnp.asarray(TOKENS)[None])[0][0], np.float64))
+
+    def logits() -> np.ndarray:
+        of = both(cfg, params)
+        return Text(of.weights, of.shape).read(TOKENS)
+
+    found = logprobs(logits() / 2.0**FRACTION)
+    assert math.sqrt(np.square(found - expected).mean()) / expected.std() < MOST[15]
+    monkeypatch.setattr(fold_scales, "UNIT", 1.0)
+    assert (logits().max(-1) == spec.LIMIT).any(), "the control: texts that leave their range"
 
 
 def test_order_of_rotated_places_keeps_pairs_half_a_head_apart():
