@@ -39,7 +39,7 @@ def times(factor: float | None) -> WeightChange:
 
 
 def unit_of_stream(cfg: ModelConfig) -> float:
-    """What 1 in the stream of an integer model stands for: streams of models that scale embeddings may be beyond 16,384.
+    """The value of 1 in the stream of an integer model: streams of models that scale embeddings may be beyond 16,384.
 
     Gemma 3's leave float16 (https://github.com/huggingface/transformers/issues/36822). Then they may be up to 1,048,575, in
     steps of 1 / 1024. Norms of queries, keys and parts take the smaller epsilon, too.

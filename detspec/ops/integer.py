@@ -287,7 +287,7 @@ def hadamard(x: jax.Array) -> jax.Array:
         pairs = y.reshape(*y.shape[:-2], -1, 2, size, line)
         first = pairs[..., 0, :, :]
         second = pairs[..., 1, :, :]
-        y = jnp.stack([first + second, first - second], axis=-3).reshape(y.shape)
+        y = jnp.concatenate([first + second, first - second], axis=-2).reshape(y.shape)
         size *= 2
     return y.reshape(x.shape)
 

@@ -1,4 +1,4 @@
-"""What compilers count for a decoding step of integers, over that of bfloat16: two layers of an 8B shape, 1 and 32 requests.
+"""Costs of decoding steps of integers as compilers count them, over bfloat16's: two layers of an 8B shape, 1 and 32 requests.
 
     .venv/aot/bin/python tests/aot/compile_integer.py --targets v5e:2x2 v6e:2x2 h100
 

@@ -34,7 +34,7 @@ SCORE = (2**15, -20)  # the largest mantissa of what scores are multiplied with
 ROOT = MANTISSA
 OF_CACHED = Interval(2**13, 33_050)
 UP_TO_14 = Interval(-(2**14) + 1, 2**14 - 1)
-SPREAD = Interval(-(2**14 - 1) * spec.MAX_BLOCK, (2**14 - 1) * spec.MAX_BLOCK)  # a row after its Hadamard transform
+SPREAD = Interval(-(2**29 + 2**22), 2**29 + 2**22)  # exact sums end at 2**29; words of 8 bits are bounded apart
 
 
 # --- Contracts ---------------------------------------------------------------------------------------------------------------
