@@ -323,8 +323,9 @@ def ways(every: int) -> int:
     axes = ((4, 8, 16), ("none", "ngram", "int8", "auto"), (False, True), (True, False), (1, 2, 4))
     for places, method, has_half, shares, chips in list(itertools.product(*axes))[::every]:
         if chips > len(jax.local_devices()):
+            print(f"left out: {chips} chips, for which JAX_NUM_CPU_DEVICES must be {chips} or more", flush=True)
             continue
-        num_pages = max(places, 8) * (LENGTH // PAGE) // 2 if has_half else None
+        num_pages = places * (LENGTH // PAGE) // 2 if has_half else None
         engine = ds.EngineConfig(places, LENGTH, num_pages, shares, method, schedule=schedule)
         policy = rl.Policy(model, engine, optimizer=optax.adam(1e-3), chips=chips)
         prompts = [list(prompt) for prompt in bench_prompts(model, 2, PAGE + 4)]

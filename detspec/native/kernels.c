@@ -762,7 +762,7 @@ static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t nu
 #endif
 #define TURNED_VECTORS 3         /* registers of weights that they meet: a block */
 #define TURNED_OUTS (TURNED_VECTORS * WIDTH)
-#define TURNED_FROM 192          /* rows from which on this is faster, for a row of each expert */
+#define TURNED_FROM 192          /* rows of each expert on average from which on this is faster */
 #define TURNED_ITEM 512          /* rows of an item of work */
 #define TURNED_BYTES (256 << 10) /* most bytes of weights that an item turns, if they are of more than one block */
 
