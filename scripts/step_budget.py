@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Parts of the time of a decoding step on the CPU, and the least time that memory and arithmetic would need.
+"""Parts of the time of a decoding step and of a prefill on the CPU, and the least time that memory and arithmetic would need.
 
 jax's profiler names every operation that XLA runs. The compiled program says what it belongs to in a step: products with
 weights, attention, moves (keys and values into pages, embeddings out of the table), sampling, and the rest of the layers. What
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ import detspec as ds
 from detspec.bench.bench import bench_prompts, random_model
 from detspec.bench.bound import bound, measure_machine
 from detspec.engine.compiled import PROGRAMS
-from detspec.engine.programs import run_segment
+from detspec.engine.programs import read_sequences, run_segment
 from detspec.presets import preset
 
 SHORT, LONG = 16, 80  # new tokens of the two texts whose traces are compared
@@ -59,10 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"the trace of XLA:CPU is read, and this process runs on {jax.devices()[0].device_kind}")
     if args.rounds < 1 or min(args.requests) < 1:
         parser.error(f"--rounds and --requests must be at least 1, got {args.rounds} and {min(args.requests)}")
-    rows = []
     cases = [(name, batch) for name in args.presets for batch in args.requests]
-    for name, batch in tqdm(cases, unit="case", disable=None):
-        rows.append(measure(name, batch, args.rounds))
+    rows = [row for name, batch in tqdm(cases, unit="case", disable=None) for row in measure(name, batch, args.rounds)]
     print(table(rows))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -70,35 +68,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(name: str, batch: int, rounds: int) -> dict[str, Any]:
-    """The parts of a deterministic step without a draft, ms; medians."""
+def measure(name: str, batch: int, rounds: int) -> list[dict[str, Any]]:
+    """The parts of a deterministic step without a draft and of a prefill, ms; medians."""
     model = random_model(preset(name))
     # Programs from files have no text, so nothing is kept.
     config = ds.EngineConfig(max_requests=batch, max_len=256, method="none", prefix_sharing=False, compile_cache=False)
     engine = ds.Engine(model, config)
     engine.prepare(batch, ds.Needs.of([ds.SamplingParams()]))
-    part_of = parts_of_operations()
     prompts = bench_prompts(model, batch, PROMPT_LEN)
     generate(engine, prompts, LONG)
-    found: dict[str, list[float]] = {part: [] for part in (*PARTS, "step")}
+    found: dict[str, list[dict[str, float]]] = {"step": [], "prefill": []}
     for _ in range(rounds):
-        short, short_s = traced(engine, prompts, SHORT)
-        long, long_s = traced(engine, prompts, LONG)
-        steps = LONG - SHORT
-        parts: Counter[str] = Counter()
-        for operation in long:
-            if operation in part_of:
-                parts[part_of[operation]] += 1e-3 * (long[operation] - short[operation]) / steps
-        step_ms = 1e3 * (long_s - short_s) / steps
-        parts["host"] = max(step_ms - sum(parts.values()), 0.0)
-        for part in PARTS:
-            found[part].append(parts[part])
-        found["step"].append(step_ms)
-    parts_ms = {part: median(samples) for part, samples in found.items()}
+        short, long = (traced(engine, prompts, new_tokens) for new_tokens in (SHORT, LONG))
+        steps = Counter(long[run_segment.__name__])
+        steps.subtract(short[run_segment.__name__])
+        spans_ms = [1e3 * generate(engine, prompts, new_tokens) for new_tokens in (1, SHORT, LONG)]
+        found["step"].append(parts_ms(run_segment, steps, spans_ms[2] - spans_ms[1], LONG - SHORT))
+        found["prefill"].append(parts_ms(read_sequences, short[read_sequences.__name__], spans_ms[0], 1))
+    medians = {what: {part: median(parts[part] for parts in samples) for part in samples[0]} for what, samples in found.items()}
     machine = measure_machine(model.cfg)
     context = PROMPT_LEN + (SHORT + LONG) / 2
-    limits = bound(model.cfg, machine, batch=batch, context=context, step_ms=parts_ms["step"])
-    return {"model": name, "requests": batch, **parts_ms, "machine": machine, "bound": limits}
+    limits = bound(model.cfg, machine, batch=batch, context=context, step_ms=medians["step"]["whole"])
+    least = {"step": limits, "prefill": {**limits, "compute_ms": (PROMPT_LEN - 1) * limits["compute_ms"]}}
+    about = {"model": name, "requests": batch, "machine": machine}
+    return [{**about, "what": what, **parts, "bound": least[what]} for what, parts in medians.items()]
 
 
 def generate(engine: ds.Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
@@ -109,26 +102,38 @@ def generate(engine: ds.Engine, prompts: Sequence[Sequence[int]], new_tokens: in
     return time.perf_counter() - began
 
 
-def traced(engine: ds.Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[Counter[str], float]:
-    """Microseconds of each operation under jax's profiler, and the seconds of the same requests without it."""
-    seconds = generate(engine, prompts, new_tokens)
+def traced(engine: ds.Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> dict[str, Counter[str]]:
+    """Milliseconds of each operation under jax's profiler, by the name of the function that has it."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             generate(engine, prompts, new_tokens)
         [path] = Path(folder).rglob("*.trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    spent: Counter[str] = Counter()
+    spent: dict[str, Counter[str]] = {}
     for event in events:
-        if event.get("ph") == "X":
-            spent[event["name"]] += event.get("dur", 0)
-    return spent, seconds
+        if module := event.get("args", {}).get("hlo_module"):
+            spent.setdefault(module.removeprefix("jit_"), Counter())[event["name"]] += 1e-3 * event["dur"]
+    return spent
 
 
-def parts_of_operations() -> dict[str, str]:
-    """The part of a step that each operation of the compiled segments belongs to; what holds other operations has none."""
-    lines = [line for program in PROGRAMS.made_from(run_segment) for line in program.as_text().splitlines()]
-    found = [(OPERATION.match(line), line) for line in lines]
-    return {match[1]: part_of(line) for match, line in found if match and match[2] not in HOLDERS}
+def parts_ms(function: Any, spent: Mapping[str, float], span_ms: float, number: int) -> dict[str, float]:
+    """Milliseconds of each part of what took `span_ms`, over `number`.
+
+    Programs give the same names to other operations, so they are looked up in the program that has all that ran.
+    """
+    for program in PROGRAMS.made_from(function):
+        lines = {match[1]: match for match in map(OPERATION.match, program.as_text().splitlines()) if match}
+        # XLA runs a loop under another name than its text has.
+        if all(name in lines or name.startswith(HOLDERS) for name in spent):
+            break
+    else:
+        raise SystemExit(f"no program of {function.__name__} has all operations of the trace")
+    parts: Counter[str] = Counter(dict.fromkeys(PARTS, 0.0))
+    for name, operation_ms in spent.items():
+        if name in lines and lines[name][2] not in HOLDERS:
+            parts[part_of(lines[name].string)] += operation_ms / number
+    parts["host"] = max(span_ms / number - sum(parts.values()), 0.0)
+    return {"whole": span_ms / number, **parts}
 
 
 def part_of(line: str) -> str:
@@ -140,12 +145,11 @@ def part_of(line: str) -> str:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A Markdown table, ms."""
-    heads = ["model", "requests", "step", *PARTS, "memory needs", "arithmetic needs"]
-    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    heads = ["model", "requests", "what", "whole", *PARTS, "memory needs", "arithmetic needs"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|---:|---|{'---:|' * (len(heads) - 3)}"]
     for row in rows:
-        limits = row["bound"]
-        numbers = [row["step"], *(row[part] for part in PARTS), limits["memory_ms"], limits["compute_ms"]]
-        lines.append(f"| {row['model']} | {row['requests']} | {' | '.join(f'{number:.2f}' for number in numbers)} |")
+        numbers = [row["whole"], *(row[part] for part in PARTS), row["bound"]["memory_ms"], row["bound"]["compute_ms"]]
+        lines.append(f"| {row['model']} | {row['requests']} | {row['what']} | {' | '.join(f'{x:.2f}' for x in numbers)} |")
     return "\n".join(lines)
 
 

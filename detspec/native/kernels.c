@@ -350,6 +350,7 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 #define BLOCK_OUTS 16
 #endif
 #define ITEMS_OF_THREAD 6      /* at least, where there are so many outputs: the last ones end at about the same time */
+#define LEAST_AHEAD (8 << 10)   /* bytes from the weights that are multiplied to those that are fetched */
 #define ALONE (1 << 18)        /* multiply-adds that one thread has done before another would have woken up */
 #define STEP_BYTES 64          /* of weights */
 #define STEP_ITEMS (STEP_BYTES / ITEM_BYTES)
@@ -653,7 +654,7 @@ INLINE void float_tile(int rows, int outs, int lines, const char *ahead, const P
       for (int64_t step = 0; step < whole; step++) {
         if (part == 0)
 #pragma GCC unroll 8
-          for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
+          for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES, 0, 2);
         ADD_STEP(step, STEP_BYTES);
       }
     }
@@ -669,10 +670,12 @@ INLINE void float_tile(int rows, int outs, int lines, const char *ahead, const P
   for (int j = 0; j < rows; j++) memcpy(place_of(to, r + j, o), found + j * outs, sizeof(float) * (size_t)outs);
 }
 
-/* Rows `first .. end - 1` of `outs` outputs from `o` on. The tiles of many rows share the fetching of the next weights. */
+/* Rows `first .. end - 1` of `outs` outputs from `o` on. The tiles of many rows share the fetching of later weights, into the second
+   cache: the first has too few lines under way, so that 8 rows took 1.4 times as long. */
 INLINE void column(Tile tile, int rows, int outs, const Product *p, Results to, int64_t first, int64_t end, int64_t o) {
   const int64_t row_bytes = p->row_bytes;
-  const char *ahead = p->weight + (o + outs) * row_bytes, *ahead_end = ahead + outs * row_bytes;
+  const int64_t outs_ahead = outs * MAX(LEAST_AHEAD / MAX(outs * row_bytes, 1), 1);
+  const char *ahead = p->weight + (o + outs_ahead) * row_bytes, *ahead_end = ahead + outs * row_bytes;
   const int64_t tiles = (end - first) / rows;
   int64_t r = first;
 #define TILES(LINES) \
@@ -764,7 +767,7 @@ static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t nu
 #define TURNED_OUTS (TURNED_VECTORS * WIDTH)
 #define TURNED_FROM 192          /* rows of each expert on average from which on this is faster */
 #define TURNED_ITEM 512          /* rows of an item of work */
-#define TURNED_BYTES (256 << 10) /* most bytes of weights that an item turns, if they are of more than one block */
+#define TURNED_BYTES (128 << 10) /* most bytes of weights that an item turns, if they are of more than one block */
 
 /* Bytes of `width` turned rows. */
 INLINE int64_t turned_bytes(int64_t steps, int64_t width) { return LANES * steps * X_VECTORS * width * 4; }
@@ -774,11 +777,13 @@ typedef struct {
   const char *from[SIDE];
   int64_t rows, columns, width;
   uint32_t *to;
+  const char *ahead; /* rows that are turned next, which are fetched meanwhile; or NULL */
 } Turn;
 
 static void turn(const Turn *t, int64_t row_bytes, int64_t steps) {
   for (int64_t step = 0; step < steps; step++) {
     const int64_t there = MIN(row_bytes - step * STEP_BYTES, STEP_BYTES);
+    for (int i = 0; t->ahead && i < SIDE; i++) __builtin_prefetch(t->ahead + (step * SIDE + i) * STEP_BYTES, 0, 2);
 #if defined(__AVX512BW__)
     __m512i x[SIDE];
     const __mmask16 columns = (__mmask16)(0xffff >> (SIDE - t->columns));
@@ -816,8 +821,20 @@ static void run_turning(const void *task, int64_t item) {
   turn(&t, turning->row_bytes, turning->steps);
 }
 
+/* Cache lines that are fetched while others are multiplied, `num` of them at a time. */
+typedef struct {
+  const char *next, *end;
+  int64_t num;
+} Ahead;
+
+INLINE void fetch(Ahead *ahead) {
+  const char *until = MIN(ahead->next + ahead->num * STEP_BYTES, ahead->end);
+  for (; ahead->next < until; ahead->next += STEP_BYTES) __builtin_prefetch(ahead->next, 0, 2);
+}
+
 /* The results of TURNED_ROWS rows, of which `num` are there, and of `vectors` of outputs from `o` on. */
-INLINE void turned_block(int vectors, const Product *p, const uint32_t *x, const vf *weights, int64_t r, int64_t num, int64_t o) {
+INLINE void turned_block(int vectors, const Product *p, const uint32_t *x, const vf *weights, int64_t r, int64_t num, int64_t o,
+                         Ahead *ahead) {
   vf sums[TURNED_ROWS * TURNED_VECTORS], held[4][TURNED_ROWS * TURNED_VECTORS];
   const int64_t steps = p->steps * X_VECTORS;
   for (int64_t j = 0; j < num; j++)
@@ -826,6 +843,7 @@ INLINE void turned_block(int vectors, const Product *p, const uint32_t *x, const
     const int lane = (n & 1) << 3 | (n & 2) << 1 | (n & 4) >> 1 | n >> 3;
     const uint32_t *of_rows = x + lane * steps * SIDE;
     const vf *of_outs = weights + lane * steps * vectors;
+    fetch(ahead);
 #pragma GCC unroll 24
     for (int i = 0; i < TURNED_ROWS * vectors; i++) sums[i] = (vf){0};
     for (int64_t step = 0; step < steps; step++, of_rows += SIDE, of_outs += vectors)
@@ -856,6 +874,7 @@ INLINE void turned_block(int vectors, const Product *p, const uint32_t *x, const
 typedef struct {
   const Product *products;
   _Atomic int *failed;
+  int64_t threads;
 } TurnedProducts;
 
 /* Blocks of outputs of a product, all of nearly as many vectors. */
@@ -881,20 +900,28 @@ static void run_turned(const void *task, int64_t item) {
     const int64_t o = vectors_before(p, block) * WIDTH, width = vectors_before(p, block + 1) * WIDTH - o;
     uint32_t *to = (uint32_t *)(weights + (block - first_block) * of_block);
     for (int64_t i = 0; i < width; i += SIDE) {
-      Turn t = {.columns = MIN(width - i, SIDE), .width = width, .to = to + i};
-      for (; t.rows < MIN(p->out - o - i, t.columns); t.rows++) t.from[t.rows] = p->weight + (o + i + t.rows) * p->row_bytes;
+      const char *from = p->weight + (o + i) * p->row_bytes;
+      Turn t = {.columns = MIN(width - i, SIDE), .width = width, .to = to + i, .ahead = from + SIDE * p->row_bytes};
+      for (; t.rows < MIN(p->out - o - i, t.columns); t.rows++) t.from[t.rows] = from + t.rows * p->row_bytes;
       turn(&t, p->row_bytes, p->steps);
     }
   }
+  /* What this thread probably turns next. */
+  const int64_t next_block = MIN(end_block + (turned->threads - 1) * p->outs_of_item, turned_blocks(p));
+  const int64_t last_block = MIN(next_block + p->outs_of_item, turned_blocks(p));
+  Ahead ahead = {p->weight + vectors_before(p, next_block) * WIDTH * p->row_bytes,
+                 p->weight + vectors_before(p, last_block) * WIDTH * p->row_bytes, 0};
+  const int64_t fetches = (end - first + TURNED_ROWS - 1) / TURNED_ROWS * (end_block - first_block) * LANES;
+  ahead.num = (ahead.end - ahead.next) / STEP_BYTES / fetches + 1;
   for (int64_t r = first; r < end; r += TURNED_ROWS)
     for (int64_t block = first_block; block < end_block; block++) {
       const uint32_t *x = (const uint32_t *)p->x + r / SIDE * turned_bytes(p->steps, SIDE) / 4 + r % SIDE;
       const vf *of_outs = (const vf *)(weights + (block - first_block) * of_block);
       const int64_t num = MIN(end - r, TURNED_ROWS), before = vectors_before(p, block), o = before * WIDTH;
       const int64_t vectors = vectors_before(p, block + 1) - before;
-      if (vectors == 3) turned_block(3, p, x, of_outs, r, num, o);
-      else if (vectors == 2) turned_block(2, p, x, of_outs, r, num, o);
-      else turned_block(1, p, x, of_outs, r, num, o);
+      if (vectors == 3) turned_block(3, p, x, of_outs, r, num, o, &ahead);
+      else if (vectors == 2) turned_block(2, p, x, of_outs, r, num, o, &ahead);
+      else turned_block(1, p, x, of_outs, r, num, o, &ahead);
     }
   free(weights);
 }
@@ -911,7 +938,7 @@ static int run_turned_products(XLA_FFI_CallFrame *frame, Product *products, int6
     p->num_items = (blocks + p->outs_of_item - 1) / p->outs_of_item * chunks;
     num_items += p->num_items;
   }
-  run_items(frame, 1, num_items, run_turned, &(TurnedProducts){products, &failed});
+  run_items(frame, 1, num_items, run_turned, &(TurnedProducts){products, &failed, threads});
   return !failed;
 }
 #endif
@@ -1310,7 +1337,7 @@ INLINE void int8_sums(int rows, int outs, int lines, const char *ahead, const Na
   for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vi){0};
   for (int64_t step = 0; step < whole; step++, x += STEP_BYTES, weight += STEP_BYTES) {
 #pragma GCC unroll 8
-    for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
+    for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES, 0, 2);
     add_int8_step(rows, outs, x, x_stride, weight, row_bytes, sums);
   }
   if (rest) {
@@ -1400,8 +1427,8 @@ XLA_FFI_Error *detspec_int8_experts(XLA_FFI_CallFrame *frame) { return multiply_
        score = soft cap(scale * q . k) - slope * distance      lanes are slots of the page, products are added over the head
        m     = largest score so far, l = sum of exp(score - m), o = sum of exp(score - m) * v      lanes are of the head
 
-   Slots after the row's position, or before its window, have probability 0. Pages after the last position or before the window
-   would change nothing, so they are left out. Keys are [num_pages, K, H, page], values [num_pages, K, page, H].
+   Slots after the row's position, or before its window, have probability 0. Slots and pages after the last position, and pages
+   before the window, would change nothing, so they are left out. Keys are [num_pages, K, H, page], values [num_pages, K, page, H].
 
    In int8 they have scales [num_pages, K, page]: q . k is multiplied by that of the key, exp(score - m) by that of the value once
    l has it. */
@@ -1417,9 +1444,10 @@ XLA_FFI_Error *detspec_int8_experts(XLA_FFI_CallFrame *frame) { return multiply_
 #define MASK_VALUE -1e30f
 #define NO_WINDOW INT32_MAX
 
-/* products [rows, columns] = factors [rows, n] @ matrix [n, columns], each summed over n ascending. */
+/* products [rows, columns] = factors [rows, n] @ matrix [n, columns], each summed over n ascending; rows of the matrix are `stride`
+   numbers apart. */
 typedef void Multiply(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
-                      int64_t columns, float *products, int64_t products_of_row);
+                      int64_t columns, int64_t stride, float *products, int64_t products_of_row);
 
 typedef struct {
   const char *q, *k, *v;
@@ -1494,8 +1522,8 @@ INLINE void add_rows(int dtype, int rows, int registers, const float *factors, i
 
 /* `Multiply` by a matrix of `dtype`. */
 INLINE void multiply(int dtype, int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
-                     int64_t columns, float *products, int64_t products_of_row) {
-  const int64_t row_bytes = columns * bytes_of(dtype);
+                     int64_t columns, int64_t stride, float *products, int64_t products_of_row) {
+  const int64_t row_bytes = stride * bytes_of(dtype);
   int64_t at = 0;
 #define ADD_ROWS(ROWS, COUNT) \
   add_rows(dtype, ROWS, COUNT, factors, factors_of_row, matrix + at * bytes_of(dtype), num_rows, row_bytes, products + at, \
@@ -1514,14 +1542,14 @@ INLINE void multiply(int dtype, int rows, const float *factors, int64_t factors_
 }
 
 static void multiply_floats(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
-                            int64_t columns, float *products, int64_t products_of_row) {
-  multiply(DTYPE, rows, factors, factors_of_row, matrix, num_rows, columns, products, products_of_row);
+                            int64_t columns, int64_t stride, float *products, int64_t products_of_row) {
+  multiply(DTYPE, rows, factors, factors_of_row, matrix, num_rows, columns, stride, products, products_of_row);
 }
 
 #if DTYPE == F32
 static void multiply_int8(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
-                          int64_t columns, float *products, int64_t products_of_row) {
-  multiply(S8, rows, factors, factors_of_row, matrix, num_rows, columns, products, products_of_row);
+                          int64_t columns, int64_t stride, float *products, int64_t products_of_row) {
+  multiply(S8, rows, factors, factors_of_row, matrix, num_rows, columns, stride, products, products_of_row);
 }
 #else
 #define multiply_int8 NULL
@@ -1534,14 +1562,14 @@ typedef struct {
   float m, l, rescale;
 } Row;
 
-/* Turns products of a row with the keys of a page, which starts at position `first`, into probabilities; updates m and l. In int8
-   the page's scales begin at `scales`. */
-static void soften(const Attention *a, Row *row, int64_t first, int64_t scales, float *p) {
+/* Turns products of a row with the keys in `slots` of a page, which starts at position `first`, into probabilities; updates m and
+   l. In int8 the page's scales begin at `scales`. */
+static void soften(const Attention *a, Row *row, int64_t first, int64_t scales, int64_t slots, float *p) {
   vi lane;
   for (int i = 0; i < WIDTH; i++) lane[i] = i;
   const float slope = a->slopes[row->head];
   vf most = all(MASK_VALUE);
-  for (int64_t s = 0; s < a->page; s += WIDTH) {
+  for (int64_t s = 0; s < slots; s += WIDTH) {
     vi distance = row->position - ((int32_t)(first + s) + lane);
     vi keep = (distance >= 0) & (distance < a->sliding_window);
     vf score = load_f32(p + s);
@@ -1557,7 +1585,7 @@ static void soften(const Attention *a, Row *row, int64_t first, int64_t scales, 
   row->rescale = exponential(all(row->m - m), 1)[0];
   row->m = m;
   vf sum[PARTS] = {{0}};
-  for (int64_t s = 0; s < a->page; s += LANES)
+  for (int64_t s = 0; s < slots; s += LANES)
     for (int part = 0; part < PARTS; part++) {
       float *of_part = p + s + part * WIDTH;
       vf score = load_f32(of_part);
@@ -1589,9 +1617,10 @@ static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t 
   for (int64_t block = start / page; block <= last / page; block++) {
     const int64_t page_id = a->tables[g * a->max_pages + MIN(block, a->max_pages - 1)];
     const int64_t place = page_id * a->kv_heads + kv, at = place * page_bytes;
-    a->multiply(rows, q, H, a->k + at, H, page, p, page);
-    for (int r = 0; r < rows; r++) soften(a, row + r, block * page, place * page, p + r * page);
-    a->multiply(rows, p, page, a->v + at, page, H, pv, H);
+    const int64_t used = MIN(last + 1 - block * page, page), slots = (used + LANES - 1) / LANES * LANES;
+    a->multiply(rows, q, H, a->k + at, H, slots, page, p, page);
+    for (int r = 0; r < rows; r++) soften(a, row + r, block * page, place * page, slots, p + r * page);
+    a->multiply(rows, p, page, a->v + at, used, H, H, pv, H);
     for (int r = 0; r < rows; r++)
       for (int64_t h = r * H; h < (r + 1) * H; h += WIDTH)
         store_f32(o + h, multiply_add(load_f32(o + h), all(row[r].rescale), load_f32(pv + h)));
@@ -1714,8 +1743,30 @@ XLA_FFI_Error *detspec_sum(XLA_FFI_CallFrame *frame) {
 
 /* ---- moving rows and pages: XLA converts whole arrays of bfloat16 for that ---- */
 
+typedef struct {
+  Item *pages;
+  const Item *new;
+  const int32_t *page_ids, *slots;
+  int64_t kv_heads, given, size, page, slot_stride, head_stride;
+} Appending;
+
+INLINE Item *slot_of(const Appending *a, int64_t item) {
+  const int64_t r = item / a->kv_heads, kv = item % a->kv_heads;
+  return a->pages + (a->page_ids[r] * a->kv_heads + kv) * a->size * a->page + a->slots[r] * a->slot_stride;
+}
+
+/* One row and KV head. All its lines are fetched before any is written: each key has as many as it has numbers. */
+static void run_append(const void *task, int64_t item) {
+  const Appending *a = task;
+  Item *to = slot_of(a, item);
+  const Item *from = a->new + item * a->given;
+  for (int64_t h = 0; a->head_stride > 1 && h < a->size; h++) __builtin_prefetch(to + h * a->head_stride, 1);
+  for (int64_t h = 0; h < a->given; h++) to[h * a->head_stride] = from[h];
+  for (int64_t h = a->given; h < a->size; h++) to[h * a->head_stride] = 0;
+}
+
 /* (pages, new [R, K, H], page ids [R], slots [R]; slot_axis) -> pages, which lie where the argument lies. Heads of pages that
-   are longer than those of `new` end in zeros. */
+   are longer than those of `new` end in zeros. Rows are of different slots. */
 XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
@@ -1724,15 +1775,10 @@ XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
     return fail(frame, "detspec_append: unsupported arguments");
   const int keys = *(const int32_t *)attribute(frame, 0) == 3;
   const int64_t kv_heads = pages->dims[1], size = pages->dims[keys ? 2 : 3], page = pages->dims[keys ? 3 : 2];
-  const int64_t given = new->dims[2], slot_stride = keys ? 1 : size, head_stride = keys ? page : 1;
-  const int32_t *page_ids = args[2]->data, *slots = args[3]->data;
-  const Item *from = new->data;
-  for (int64_t r = 0; r < new->dims[0]; r++)
-    for (int64_t kv = 0; kv < kv_heads; kv++) {
-      Item *to = (Item *)pages->data + (page_ids[r] * kv_heads + kv) * size * page + slots[r] * slot_stride;
-      for (int64_t h = 0; h < given; h++) to[h * head_stride] = *from++;
-      for (int64_t h = given; h < size; h++) to[h * head_stride] = 0;
-    }
+  const Appending a = {
+      pages->data, new->data, args[2]->data, args[3]->data, kv_heads, new->dims[2], size, page, keys ? 1 : size, keys ? page : 1,
+  };
+  for (int64_t item = 0; item < new->dims[0] * kv_heads; item++) run_append(&a, item);
   return NULL;
 }
 
