@@ -19,6 +19,7 @@ from detspec.filters import first_kept, is_filtered, narrowed
 from detspec.integer.spec import LIMIT
 from detspec.ops import integer_choices
 from detspec.ops.gumbel import gumbel
+from detspec.ops.implementations import operations
 from detspec.ops.integer_functions import integer_functions
 from detspec.ops.row_sum import SumFn, first_largest, fixed_sum, sum_fn
 from detspec.riders.rider import Capacity, Entry, Rider, Rows, TextsFn
@@ -76,30 +77,45 @@ def sample(
     """
     numbers = numbers_of(logits_f32, numerics)
     with jax.named_scope("sample"):
-        random = numbers.is_random(rows.temperature)
-
-        def perturb(logits: jax.Array) -> jax.Array:
-            noise = numbers.noise(rows.seed, position, logits.shape[1])
-            return jnp.where(random[:, None], logits + noise, logits)
-
-        scaled = numbers.tempered(logits_f32 if process_fn is None else process_fn(logits_f32), rows.temperature)
-        chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, scaled)
-        if process_fn is None:
-            tokens = first_largest(chosen_by)
-            return tokens, numbers.logprobs_at(logits_f32, tokens)
-        tokens = jax.lax.cond(
-            jnp.any(numbers.is_filtered(rows)),
-            lambda: numbers.first_kept(chosen_by, scaled, rows),
-            lambda: first_largest(chosen_by),
-        )
+        processed = logits_f32 if process_fn is None else process_fn(logits_f32)
+        by_kernel = None if logits_f32.dtype == jnp.int32 else operations(numerics).draw
+        if by_kernel is None:
+            tokens = draw(processed, position, rows, numbers, has_filters=process_fn is not None)
+        else:
+            tokens = by_kernel(processed, position, rows)
         raw = numbers.logprobs_at(logits_f32, tokens)
+        if process_fn is None:
+            return tokens, raw
 
         def report() -> jax.Array:
+            scaled = numbers.tempered(processed, rows.temperature)
             asked = numbers.logprobs_at(_asked_logits(logits_f32, scaled, rows), tokens)
             # A bias or a filter may hide a non-finite logit; the request must end with an error nevertheless.
             return jnp.where((rows.logprobs_mode != RAW) & jnp.isfinite(raw), asked, raw)
 
         return tokens, jax.lax.cond(jnp.any(rows.logprobs_mode != RAW), report, lambda: raw)
+
+
+def draw(logits: jax.Array, position: jax.Array, rows: SamplingArrays, numbers: Numbers, *, has_filters: bool) -> jax.Array:
+    """The tokens `[R]` int32 of processed `logits [R, V]`: temperature, filters, noise, and the largest.
+
+    `has_filters`: whether rows may ask for min_p, top_k or top_p.
+    """
+    random = numbers.is_random(rows.temperature)
+
+    def perturb(logits: jax.Array) -> jax.Array:
+        noise = numbers.noise(rows.seed, position, logits.shape[1])
+        return jnp.where(random[:, None], logits + noise, logits)
+
+    scaled = numbers.tempered(logits, rows.temperature)
+    chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, scaled)
+    if not has_filters:
+        return first_largest(chosen_by)
+    return jax.lax.cond(
+        jnp.any(numbers.is_filtered(rows)),
+        lambda: numbers.first_kept(chosen_by, scaled, rows),
+        lambda: first_largest(chosen_by),
+    )
 
 
 def choose_fn(riders: Riders, numerics: Numerics) -> ChooseFn:

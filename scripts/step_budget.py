@@ -41,6 +41,7 @@ CALLS = {
     "detspec_attention": "attention",
     "detspec_append": "moves",
     "detspec_take": "moves",
+    "detspec_draw": "sampling",
 }
 
 OPERATION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (?:\([^=]*\)|\S+) ([\w-]+)\(")  # its name and its kind

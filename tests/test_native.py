@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.int8 import linears_f32, quantize
 from detspec.schedule import Numerics
 
-SOURCE = Path(library.__file__).with_name("kernels.c").read_text(encoding="utf-8")
+SOURCE = library.source_text()
 
 
 def test_target_of_a_dtype_without_kernels_is_refused():
@@ -129,6 +128,26 @@ def test_products_with_experts_have_the_bits_of_single_ones_for_narrow_and_wide_
             each = [calls[f"{kind}linear"](x, *(leaf[expert] for leaf in leaves))[0] for expert in range(4)]
             expected = np.stack([*each, np.zeros((rows, 43), np.float32)])[ids, np.arange(rows)[:, None]]
             assert (np.asarray(got).view(np.uint32) == expected.view(np.uint32)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
+def test_tokens_are_the_same_for_narrow_and_wide_registers():
+    rng = np.random.default_rng(0)
+    R, V = 500, 3001
+    logits = jnp.asarray(3 * rng.standard_normal((R, V)), jnp.float32)
+    temperature, min_p = (jnp.asarray(rng.choice(some, R), jnp.float32) for some in ((0, 0.5, 1.0, 2.0), (0, 0, 0.02)))
+    top_p, top_k = jnp.asarray(rng.choice((1.0, 0.9, 0.3), R), jnp.float32), jnp.asarray(rng.choice((0, 5, 200), R), jnp.int32)
+    seed, position = (jnp.asarray(rng.integers(0, 2**31, R), jnp.int32) for _ in range(2))
+    found = []
+    for march in ("native", "haswell", "x86-64-v2"):
+        name = f"test_draw_{march}"
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled_for(march, "F32").detspec_draw), platform="cpu")
+        call = jax.jit(jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((R,), jnp.int32)))
+        found.append(np.asarray(call(logits, temperature, top_p, min_p, top_k, seed, position)))
+    assert (found[0] == found[1]).all()
+    assert (found[0] == found[2]).all()
+    assert (found[0] != np.asarray(call(logits, temperature, top_p, min_p, top_k, seed + 1, position))).any()
 
 
 @pytest.mark.slow

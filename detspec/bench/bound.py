@@ -16,7 +16,7 @@ from detspec.model.params import pass_work
 from detspec.native.library import kernel, multiply_adds_of_instruction
 
 CPU_BYTES = 512 << 20  # read to measure bandwidth: more than caches hold
-CEILING_ITEMS = 64  # as in `native/kernels.c`
+CEILING_ITEMS = 64  # as in `native/ceiling.c`
 CEILING_SUMS = 12  # and its PEAK_SUMS
 CEILING_MULTIPLY_ADDS = 1_600_000  # in each item
 

@@ -1,4 +1,4 @@
-/* Kernels of integer models, compiled together with `kernels.c`: the functions of detspec/integer/spec.py by their names.
+/* Kernels of integer models, the functions of detspec/integer/spec.py by their names.
 
    Sums of integers are associative, so lanes, tiles and threads may add as is fastest, and nothing here decides a bit. Sums are
    of 64 bits where 32 could overflow. */
@@ -823,27 +823,6 @@ typedef struct {
   int64_t vocabulary;
 } Noise;
 
-#define TURN(x, by) ((x) << (by) | (x) >> (32 - (by)))
-#define ROUNDS(a, b, c, d)                       \
-  x += y, y = x ^ TURN(y, a), x += y, y = x ^ TURN(y, b); \
-  x += y, y = x ^ TURN(y, c), x += y, y = x ^ TURN(y, d)
-
-/* Threefry-2x32 of two words, which take the place of those given. */
-INLINE void threefry(uint32_t key0, uint32_t key1, uint32_t *first, uint32_t *second) {
-  const uint32_t key2 = key0 ^ key1 ^ 0x1bd11bdau;
-  uint32_t x = *first + key0, y = *second + key1;
-  ROUNDS(13, 15, 26, 6);
-  x += key1, y += key2 + 1;
-  ROUNDS(17, 29, 16, 24);
-  x += key2, y += key0 + 2;
-  ROUNDS(13, 15, 26, 6);
-  x += key0, y += key1 + 3;
-  ROUNDS(17, 29, 16, 24);
-  x += key1, y += key2 + 4;
-  ROUNDS(13, 15, 26, 6);
-  *first = x + key2, *second = y + key0 + 5;
-}
-
 /* The part of log2(u) with 26 fraction bits; `bits` of u, without zeros before them. */
 INLINE int32_t log_part(uint32_t u, int bits, const int32_t *logs, const int32_t *bends) {
   const uint32_t z = (u << (32 - bits)) & 0x7fffffffu;
@@ -869,11 +848,11 @@ static void noise_of(const int32_t *restrict logs, const int32_t *restrict bends
 static void run_noise(const void *task, int64_t row) {
   const Noise *t = task;
   uint32_t key0 = 0, key1 = (uint32_t)t->positions[row];
-  threefry(0, t->seeds[row], &key0, &key1);
+  threefry_of_word(0, t->seeds[row], &key0, &key1);
   int32_t *y = t->y + row * t->vocabulary;
   for (int64_t v = 0; v < t->vocabulary; v++) { /* a loop of its own, because compilers make vectors of it */
     uint32_t first = 0, second = (uint32_t)v;
-    threefry(key0, key1, &first, &second);
+    threefry_of_word(key0, key1, &first, &second);
     y[v] = (int32_t)((first ^ second) | 1);
   }
   noise_of(t->logs, t->bends, t->vocabulary, y);

@@ -1,4 +1,4 @@
-"""Compiles `kernels.c` and `integer.c` for the processor at hand, and tells XLA of their functions.
+"""Compiles the C of this folder for the processor at hand, and tells XLA of its functions.
 
 A dtype takes about a second. What came of it is kept where compiled programs are kept, under a digest of the source, the
 options, the versions and the machine. So nodes of two kinds that share a home folder each get their own.
@@ -38,11 +38,15 @@ NAMES = (
     "copy",
     "take",
     "sum",
+    "draw",
     "ceiling",
 )
 FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
 INTEGER_FUNCTIONS = tuple(f"detspec_integer_{name}" for name in ("product", "norm", "gate", "attention", "noise", "append"))
-SOURCES = ("kernels.c", "integer.c")  # compiled as one text
+# compiled as one text
+SOURCES = tuple(
+    f"{name}.c" for name in ("base", "products", "int8_products", "attention", "rows", "sample", "integer", "ceiling")
+)
 DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
 # A cache in int8, and all of an integer model, take the functions for float32.
 DTYPES |= {jnp.dtype(jnp.int8): "F32", jnp.dtype(jnp.int32): "F32"}
@@ -52,7 +56,7 @@ _lock = threading.Lock()
 
 
 def target(function: str, dtype: DTypeLike) -> str:
-    """The name by which XLA knows a function of `kernels.c` for weights or a cache of `dtype`; compiles and loads it first.
+    """The name by which XLA knows a function of C for weights or a cache of `dtype`; compiles and loads it first.
 
     The name has a digest of the source in it, so that compiled programs never meet other kernels than they were made with.
 
@@ -65,7 +69,7 @@ def target(function: str, dtype: DTypeLike) -> str:
 
 
 def kernel(function: str, dtype: DTypeLike, result: Any, *, in_place: Mapping[int, int] | None = None) -> Callable[..., Any]:
-    """The call of a function of `kernels.c` inside of a program, as `target` finds it.
+    """The call of a function of C inside of a program, as `target` finds it.
 
     `jax.vmap` of it runs the kernel on one element after the other, so each has the bits that it has by itself. It has no
     derivative.
@@ -83,12 +87,17 @@ def kernel(function: str, dtype: DTypeLike, result: Any, *, in_place: Mapping[in
 @functools.cache
 def _register(dtype: str) -> str:
     """Registers all functions for `dtype`; returns what their names end in."""
-    source = "".join(files("detspec.native").joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
+    source = source_text()
     library = _load(_machine_code(source, options_for(dtype)))
     ending = f"{dtype}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
     for function in (*FUNCTIONS, *(INTEGER_FUNCTIONS if dtype == "F32" else ())):
         jax.ffi.register_ffi_target(f"{function}_{ending}", jax.ffi.pycapsule(getattr(library, function)), platform="cpu")
     return ending
+
+
+def source_text() -> str:
+    """The C of all kernels."""
+    return "".join(files("detspec.native").joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
 
 
 def options_for(dtype: str) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ class Operations(NamedTuple):
     append_int8: Callable[..., Any] = int8_pages.append
     copy_pages: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = gathers.copy_pages
     take: Callable[[jax.Array, jax.Array], jax.Array] = gathers.take
+    draw: Callable[..., jax.Array] | None = None  # see `draws.draw`; None: as `sampler.draw` does it
 
 
 def operations(numerics: Numerics) -> Operations:
@@ -48,7 +49,7 @@ def _reference(numerics: Numerics) -> Operations:
 
 
 def _cpu(numerics: Numerics) -> Operations:
-    from detspec.ops import moves
+    from detspec.ops import draws, moves
     from detspec.ops.attention import cpu as attention
     from detspec.ops.experts import cpu as experts
     from detspec.ops.linear import cpu as linear
@@ -63,6 +64,7 @@ def _cpu(numerics: Numerics) -> Operations:
         moves.append_int8,
         moves.copy_pages,
         moves.take,
+        partial(draws.draw, cache_dtype=numerics.cache_dtype),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows of tables and pages of caches on CPUs, moved in place by kernels in C (`native/kernels.c`).
+"""Rows of tables and pages of caches on CPUs, moved in place by kernels in C (`native/rows.c`).
 
 XLA:CPU has no bfloat16 of its own: to write a few elements of an array, or to look them up, it converts all of it.
 """

@@ -1,4 +1,4 @@
-"""Attention over a paged cache on CPUs, by a kernel in C that reads keys and values where they lie (`native/kernels.c`).
+"""Attention over a paged cache on CPUs, by a kernel in C that reads keys and values where they lie (`native/attention.c`).
 
 A query head of one position meets the pages of its sequence in order, with online softmax in float32. It takes part in no sum
 but its own, so neither windows, tiles nor threads change a bit of it. Up to four of them meet a page together.

@@ -1,4 +1,4 @@
-"""Products with the weights of experts on CPUs, by the kernel of pinned products (`native/kernels.c`), with the same bits.
+"""Products with the weights of experts on CPUs, by the kernel of pinned products (`native/products.c`), with the same bits.
 
 It sorts rows by their experts and multiplies them as a product for each expert, all in one call. Experts without rows are not
 read, nothing is padded, and rows that are not used cost no time.

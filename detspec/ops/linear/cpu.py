@@ -1,4 +1,4 @@
-"""Pinned products on CPUs, by a kernel in C that reads each weight once for up to 64 rows (`native/kernels.c`).
+"""Pinned products on CPUs, by a kernel in C that reads each weight once for up to 64 rows (`native/products.c`).
 
 Lane l of 16 adds up every sixteenth product of a row, and a fixed tree adds the lanes. So a row's sum has one order, whatever
 the number of rows, the tiles or the threads are. Rows that are not used are left out, and cost no time.

@@ -1,0 +1,320 @@
+/* What all kernels share: registers, sums of lanes, numbers of two bytes, calls between XLA and C, and threads.
+
+   `library.py` compiles this file and the others of this folder as one text, once for each dtype of a model or of its cache: DTYPE
+   is F32, BF16 or F16. Weights in int8 are multiplied by rows of that dtype. What a cache in int8 needs is compiled with F32.
+
+   Every result is a function of its own row in one order of operations. Neither the number of rows, nor the tiles, nor the
+   threads change it: they only decide what is computed together. Nothing is left to the compiler either: multiply-adds are
+   written as such, and the file is compiled without contraction. So bits follow from this text and the instruction set alone.
+
+   Sums have 16 lanes on every processor: one register with AVX-512, two with AVX2, four with NEON. */
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "xla/ffi/api/c_api.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define LANES 16
+#if defined(__AVX512F__)
+#define WIDTH 16 /* lanes of a register */
+#elif defined(__AVX__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define PARTS (LANES / WIDTH) /* registers of all lanes */
+#define INLINE static inline __attribute__((always_inline))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* ---- registers ---- */
+
+typedef float vf __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t vi __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t vu __attribute__((vector_size(4 * WIDTH)));
+
+INLINE vf all(float x) { return x - (vf){0}; }
+
+INLINE vf load_f32(const float *p) {
+  vf x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+INLINE void store_f32(float *p, vf x) { memcpy(p, &x, sizeof x); }
+
+/* a * b + c, rounded once. */
+INLINE vf multiply_add(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  for (int i = 0; i < WIDTH; i++) c[i] = fmaf(a[i], b[i], c[i]);
+  return c;
+#endif
+}
+
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+
+INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
+
+/* ---- sums of lanes ---- */
+
+/* The sum of LANES lanes: halves, then quarters, eighths and sixteenths are added. */
+INLINE float sum_lanes(const vf *x) {
+  vf sum[PARTS];
+  for (int i = 0; i < PARTS; i++) sum[i] = x[i];
+  for (int half = PARTS / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) sum[i] += sum[i + half];
+  for (int half = WIDTH / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) sum[0][i] += sum[0][i + half];
+  return sum[0][0];
+}
+
+/* The sums of eight times LANES lanes, in the order of `sum_lanes`. */
+INLINE void sums_of_8(const vf *x, float *sums) {
+#if defined(__AVX512F__)
+#define SWAP(a, b, kind) _mm512_shuffle_f32x4((__m512)(a), (__m512)(b), kind)
+  __m512 halves[4], quarters[2];
+  for (int i = 0; i < 4; i++) halves[i] = _mm512_add_ps(SWAP(x[2 * i], x[2 * i + 1], 0x44), SWAP(x[2 * i], x[2 * i + 1], 0xee));
+  for (int i = 0; i < 2; i++)
+    quarters[i] = _mm512_add_ps(SWAP(halves[2 * i], halves[2 * i + 1], 0x88), SWAP(halves[2 * i], halves[2 * i + 1], 0xdd));
+#undef SWAP
+  /* Each 128-bit part now holds the quarter sums of one vector: of 0, 1, 2, 3 and of 4, 5, 6, 7. */
+  __m512 eighths = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(quarters[0]), _mm512_castps_pd(quarters[1]))),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(quarters[0]), _mm512_castps_pd(quarters[1]))));
+  /* 0 0 4 4 | 1 1 5 5 | 2 2 6 6 | 3 3 7 7 */
+  __m512 whole = _mm512_add_ps(eighths, _mm512_permute_ps(eighths, 0xb1));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, whole)));
+#elif defined(__AVX2__)
+  __m256 quarters[4], eighths[2];
+  for (int i = 0; i < 4; i++) {
+    const __m256 even = (__m256)(x[4 * i] + x[4 * i + 1]), odd = (__m256)(x[4 * i + 2] + x[4 * i + 3]);
+    quarters[i] = _mm256_add_ps(_mm256_permute2f128_ps(even, odd, 0x20), _mm256_permute2f128_ps(even, odd, 0x31));
+  }
+  /* Each 128-bit part now holds the quarter sums of one vector: 0 | 1, 2 | 3 and so on. */
+  for (int i = 0; i < 2; i++) {
+    const __m256d two = _mm256_castps_pd(quarters[2 * i]), next = _mm256_castps_pd(quarters[2 * i + 1]);
+    eighths[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(two, next)), _mm256_castpd_ps(_mm256_unpackhi_pd(two, next)));
+  }
+  /* 0 0 2 2 | 1 1 3 3 and 4 4 6 6 | 5 5 7 7 give 0 2 4 6 | 1 3 5 7 */
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_ps(sums, _mm256_permutevar8x32_ps(_mm256_hadd_ps(eighths[0], eighths[1]), order));
+#else
+  for (int i = 0; i < 8; i++) sums[i] = sum_lanes(x + i * PARTS);
+#endif
+}
+
+/* ---- numbers of two bytes ---- */
+
+#define F32 0
+#define BF16 1
+#define F16 2
+#define S8 3 /* of a cache, with F32 */
+
+#define ITEM_BYTES ((int64_t)sizeof(Item))
+#if defined(AMX) && DTYPE == BF16
+#define FLOAT_TILES 1 /* weights of this dtype are multiplied by matrix tiles */
+#else
+#define FLOAT_TILES 0
+#endif
+#if DTYPE == F32
+typedef uint32_t Item;
+#else
+typedef uint16_t Item;
+#endif
+
+static int dtype_of(XLA_FFI_DataType dtype) {
+  return dtype == XLA_FFI_DataType_F32 ? F32 : dtype == XLA_FFI_DataType_BF16 ? BF16 : dtype == XLA_FFI_DataType_F16 ? F16 : -1;
+}
+
+/* As `dtype_of` for what is only moved: whole numbers of four bytes, too. */
+static int moved_dtype_of(XLA_FFI_DataType dtype) { return dtype == XLA_FFI_DataType_S32 ? F32 : dtype_of(dtype); }
+
+/* As `moved_dtype_of`, or -1 if this compilation has no functions for a cache of `dtype`. */
+static int cache_dtype_of(XLA_FFI_DataType dtype) {
+  if (DTYPE == F32 && dtype == XLA_FFI_DataType_S8) return S8;
+  return moved_dtype_of(dtype) == DTYPE ? DTYPE : -1;
+}
+
+INLINE int64_t bytes_of(int dtype) { return dtype == F32 ? 4 : dtype == S8 ? 1 : 2; }
+
+/* float16 bits in the low halves of lanes, as float32. Their own subnormal numbers are not lost where float32's are. */
+INLINE vf from_f16(vu bits) {
+  vu magnitude = bits & 0x7fff;
+  vf normal = (vf)((magnitude << 13) + (112u << 23)); /* the exponents' biases are 15 and 127 */
+  vf subnormal = __builtin_convertvector((vi)magnitude, vf) * all(0x1p-24f);
+  vf found = choose((vi)(magnitude < 0x400), subnormal, normal);
+  found = choose((vi)(magnitude >= 0x7c00), (vf)((vu)normal | 0x7f800000u), found);
+  return (vf)((vu)found | (bits & 0x8000) << 16);
+}
+
+/* WIDTH numbers of a byte, as int32; gcc would widen them one by one. */
+INLINE vi widen_bytes(const void *p) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(p));
+#else
+  typedef int8_t vb __attribute__((vector_size(WIDTH)));
+  typedef int16_t vs __attribute__((vector_size(2 * WIDTH)));
+  vb bytes;
+  memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, vs), vi);
+#endif
+}
+
+/* WIDTH unsigned numbers of two bytes, as uint32; gcc would widen them by halves of a register. */
+INLINE vu widen_halves(const void *p) {
+#if defined(__AVX512F__)
+  return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+#elif defined(__AVX2__)
+  return (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+#else
+  typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
+  vh halves;
+  memcpy(&halves, p, sizeof halves);
+  return __builtin_convertvector(halves, vu);
+#endif
+}
+
+/* WIDTH numbers of `dtype`, as float32. */
+INLINE vf load(int dtype, const void *p) {
+  if (dtype == F32) return load_f32(p);
+  if (dtype == S8) return __builtin_convertvector(widen_bytes(p), vf);
+  const vu bits = widen_halves(p);
+  return dtype == BF16 ? (vf)(bits << 16) : from_f16(bits);
+}
+
+/* ---- calls between XLA and this file ---- */
+
+static XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, const char *message) {
+  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message, XLA_FFI_Error_Code_INVALID_ARGUMENT};
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
+/* Whether a call of the interface went wrong; frees its error. */
+static int failed(XLA_FFI_CallFrame *frame, XLA_FFI_Error *error) {
+  if (!error) return 0;
+  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
+  frame->api->XLA_FFI_Error_Destroy(&args);
+  return 1;
+}
+
+/* The value of an attribute, by its place among the attributes' names in alphabetical order. */
+static const void *attribute(XLA_FFI_CallFrame *frame, int64_t place) {
+  return ((XLA_FFI_Scalar *)frame->attrs.attrs[place])->value;
+}
+
+/* Whether XLA only asks for the version of this interface. */
+static int answered(XLA_FFI_CallFrame *frame) {
+  const __auto_type extension = frame->extension_start; /* its type has another name from jax 0.12 on */
+  if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
+  XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
+  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  return 1;
+}
+
+/* ---- threads ---- */
+
+/* Threads of XLA treat subnormal numbers in more than one way; kernels round them to zero. Returns what to restore. */
+INLINE uint64_t flush_subnormals(void) {
+#if defined(__x86_64__)
+  const uint64_t before = _mm_getcsr();
+  _mm_setcsr((unsigned)before | 0x8040);
+  return before;
+#elif defined(__aarch64__)
+  uint64_t before;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+  __asm__ volatile("msr fpcr, %0" : : "r"(before | 1u << 24));
+  return before;
+#else
+  return 0;
+#endif
+}
+
+INLINE void restore_subnormals(uint64_t before) {
+#if defined(__x86_64__)
+  _mm_setcsr((unsigned)before);
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, %0" : : "r"(before));
+#endif
+}
+
+typedef void Run(const void *task, int64_t item);
+
+typedef struct {
+  Run *run;
+  const void *task;
+  int64_t num_items;
+  _Atomic int64_t next, done;
+  _Atomic int holders; /* threads that may still look at this */
+} Work;
+
+static void let_go(Work *work, int holders) {
+  if (atomic_fetch_sub(&work->holders, holders) == holders) free(work);
+}
+
+/* Takes items until none is left. */
+static void take_items(Work *work) {
+  const uint64_t before = flush_subnormals();
+  int64_t item;
+  while ((item = atomic_fetch_add(&work->next, 1)) < work->num_items) {
+    work->run(work->task, item);
+    atomic_fetch_add(&work->done, 1);
+  }
+  restore_subnormals(before);
+}
+
+static void help(void *work) {
+  take_items(work);
+  let_go(work, 1);
+}
+
+INLINE void pause_once(void) {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+static int64_t threads_of(XLA_FFI_CallFrame *frame) {
+  int64_t threads = 1;
+  XLA_FFI_ThreadPool_NumThreads_Args args = {XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, NULL, frame->ctx, &threads};
+  return failed(frame, frame->api->XLA_FFI_ThreadPool_NumThreads(&args)) ? 1 : threads;
+}
+
+/* Runs all items; `shared` by the threads of XLA's pool, or all by this one. A helper that comes too late finds none and leaves,
+   so this waits for items that are being run, and never for a thread to become free. */
+static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, Run *run, const void *task) {
+  const int64_t helpers = shared ? MIN(threads_of(frame), num_items) - 1 : 0;
+  Work *work = helpers > 0 ? malloc(sizeof *work) : NULL;
+  if (!work) {
+    Work own = {.run = run, .task = task, .num_items = num_items};
+    take_items(&own);
+    return;
+  }
+  *work = (Work){.run = run, .task = task, .num_items = num_items, .holders = (int)helpers + 1};
+  for (int64_t i = 0; i < helpers; i++) {
+    XLA_FFI_ThreadPool_Schedule_Args args = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, frame->ctx, help, work};
+    if (failed(frame, frame->api->XLA_FFI_ThreadPool_Schedule(&args))) let_go(work, 1);
+  }
+  take_items(work);
+  while (atomic_load(&work->done) < num_items) pause_once();
+  let_go(work, 1);
+}
