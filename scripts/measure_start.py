@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 import jax
 from detspec.checkpoint.hf import save_hf
-from detspec.config import ModelConfig
+from detspec.model.dense import dense_config
 from detspec.model.params import init_params
 for i, (layers, width, heads, kv_heads, head_dim, hidden, vocab) in enumerate([
     (2, 64, 4, 2, 16, 128, 256), (3, 96, 6, 3, 16, 160, 300), (4, 128, 4, 4, 32, 192, 512), (5, 64, 2, 1, 32, 224, 400),

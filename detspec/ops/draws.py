@@ -1,7 +1,7 @@
 """Tokens drawn from logits on CPUs, by a kernel in C that passes over what cannot be drawn (`native/sample.c`).
 
-Most tokens could not win with the largest noise there is, so noise is worked out for few. Logarithms are the kernel's own: now and
-then a token differs from the one that `sampler.draw` gives.
+Most tokens could not win with the largest noise there is, so noise is worked out for few. Logarithms are the kernel's own:
+now and then a token differs from the one that `sampler.draw` gives.
 """
 
 import jax
