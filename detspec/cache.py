@@ -86,7 +86,7 @@ class KVCache(Struct):
 
 def filled(shape: int | tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
     """A small array filled on the host: on the device, each shape would be a program to compile."""
-    return jnp.asarray(np.full(shape, value, dtype))
+    return jax.device_put(np.full(shape, value, dtype))
 
 
 def init_cache(

@@ -17,6 +17,7 @@ a place which gets free is filled. A server has a loop of its own.
 import dataclasses
 import hashlib
 import json
+import sys
 import time
 import warnings
 from collections import deque
@@ -125,6 +126,7 @@ class Engine:
         self.stats = Stats()
         self._outbox: deque[Update] = deque()  # updates of requests that came without an outbox
         self._is_stepping = False
+        self._is_ending = sys.is_finalizing  # kept here: as the interpreter ends, modules lose their names
         self._traffic = Traffic(device.room)
         self.replicas = tuple(Replica(each, agreement, self._traffic) for each in devices)
         self._others = [[other for other in self.replicas if other is not each] for each in self.replicas]
@@ -521,7 +523,7 @@ class Engine:
                 yield from updates
         finally:
             self._traffic.inbox.append(outbox)
-            if not self._is_stepping:  # the garbage collector may close a driver at any moment
+            if not self._is_stepping and not self._is_ending():  # the garbage collector may close a driver at any moment
                 self._take_in()
 
     def _name_weights(self) -> None:
