@@ -20,7 +20,7 @@ typedef int32_t i32;
 typedef uint32_t u32;
 typedef uint64_t u64;
 
-enum { MAGIC = 0x31544E49, MAGIC_8 = 0x38544E49, MAX_BLOCK = 1 << 15, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 131072, SMALL_VOCABULARY = 262128, LEFT_RANGE = INT32_MIN };
+enum { MAGIC = 0x31544E49, MAGIC_8 = 0x38544E49, MAX_BLOCK = 1 << 15, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 262144, SMALL_VOCABULARY = 262128, LEFT_RANGE = INT32_MIN };
 enum { LOG2_E = 23637, LN_2 = 22713, GUMBEL_SHIFT = 24020, SMALLEST_LOGPROB = -(1 << 24), BEND = 48408812 };
 enum { ONE = 0x3F800000, INFINITE = 0x7F800000 }; /* bits of float32 */
 enum { RAW, PROCESSED, TEMPERED };                /* whose log-probabilities are reported */

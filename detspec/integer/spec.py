@@ -15,7 +15,7 @@ Numbers that requests give are float32; those nearer to 0 than 2**-126 count as 
 There are two roundings, `rounded_shift` and `scaled`, both half up. A number at `+-LIMIT` has left its range, and so has all
 that is made of it: where a logit is at `LIMIT`, the text ends with an error.
 
-Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 524160` and 131072 positions. Then no sum leaves int32 or
+Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 524160` and 262144 positions. Then no sum leaves int32 or
 uint32, as tests/integer/test_intervals.py proves.
 """
 
@@ -30,7 +30,7 @@ FRACTION = 16  # fraction bits of fixed numbers
 SMALLEST = 2.0**-126  # of float32 without leading zeros, as requests give it
 LIMIT = 2**30 - 1  # numbers of this size have left their range
 LOST = 10_000  # the exponent of what was made of them; others are far smaller
-MAX_POSITIONS = 131_072
+MAX_POSITIONS = 262_144
 SMALL_VOCABULARY = 262_128  # weights of the tokens of larger ones have two bits less, so their sums fit, too
 MAX_BLOCK = 2**15  # numbers that a Hadamard transform adds up: with 14 bits each, they stay below LIMIT
 LOG2_E = 23_637  # log2(e), 14 fraction bits

@@ -18,6 +18,7 @@ from detspec.model.places import Where
 from detspec.ops import collectives, integer
 from detspec.ops.integer import I32, U32
 from detspec.ops.integer_functions import layout_for
+from detspec.ops.integer_pages import MOST_AT_ONCE
 
 PI = Decimal("3.141592653589793238462643383279502884197")
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -65,7 +66,9 @@ class IntegerAttention(Attention):
         return (*steps, *(0,) * (self.head_dim // 2 - len(steps)))
 
     def pools(self, numerics: Any, num_pages: int, num_seats: int) -> KV:
-        """Pages of keys and of values of 8 bits, and their scales."""
+        """Pages of keys and of values of 8 bits, and their scales. Raises `InputError` for pages that sums cannot hold."""
+        if numerics.page > MOST_AT_ONCE:
+            raise InputError(f"integer models have pages of up to {MOST_AT_ONCE} positions, got {numerics.page}")
         scale = Pool((num_pages, self.num_kv_heads, numerics.page), jnp.dtype(I32), 2)
 
         def pages(slot_axis: int) -> Any:
