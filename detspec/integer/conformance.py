@@ -7,7 +7,7 @@ have theirs in `expected_families.json`, so the hash of all operations of an ari
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from importlib.resources import files
 from types import SimpleNamespace
@@ -30,6 +30,8 @@ SIZES = spec.Sizes(HEADS, KV_HEADS, 16_713, -16, 1, (), ())  # scores times log2
 FILES = {15: "expected.json", 8: "expected_8_bits.json"}  # by the bits of activations
 OF_BITS = ("product", "gate")  # the operations that these change
 FAMILIES = "expected_families.json"
+GELU = "GELU"
+NORM_AFTER = "norm after"
 TEXTS = "texts"  # the name of what the shipped model generates
 
 
@@ -127,9 +129,14 @@ def family_cases(bits: int) -> tuple[Trial, ...]:
     gate[2, 5] = spec.LIMIT
     scale = spec.Scale(made_up("scale after a part", WIDTH, bits=14), np.asarray(-9))
     return (
-        Trial(f"GELU, {bits} bits", (gate, made_up("wide", ROWS, WIDTH)), lambda f, gate, up: f.gelu_gated(gate, up)),
-        Trial(f"norm after, {bits} bits", (stream, scale), lambda f, x, scale: f.normed_after(x, scale)),
+        Trial(of_bits(GELU, bits), (gate, made_up("wide", ROWS, WIDTH)), lambda f, gate, up: f.gelu_gated(gate, up)),
+        Trial(of_bits(NORM_AFTER, bits), (stream, scale), lambda f, x, scale: f.normed_after(x, scale)),
     )
+
+
+def of_bits(name: str, bits: int) -> str:
+    """The name of an operation of further families with activations of so many bits."""
+    return f"{name}, {bits} bits"
 
 
 def definition(bits: int) -> Any:
@@ -168,6 +175,12 @@ def digests(functions: Any = None, bits: int = 15) -> dict[str, str]:
 def family_digests(functions: Callable[[int], Any] = definition) -> dict[str, str]:
     """The hash of each operation of further families, by `functions` for bits of activations."""
     return {case.name: digest(case.run(functions(bits), *case.arguments)) for bits in FILES for case in family_cases(bits)}
+
+
+def digests_of(functions: Any, bits: int, names: Container[str]) -> dict[str, str]:
+    """The hashes of the operations `names` of models with activations of so many bits, by `functions` for these bits."""
+    every = {trial.name: trial for trial in (*cases(), *family_cases(bits))}
+    return {name: digest(trial.run(functions, *trial.arguments)) for name, trial in every.items() if name in names}
 
 
 def of_all(found: Mapping[str, str]) -> str:
