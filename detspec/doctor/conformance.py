@@ -64,12 +64,17 @@ def run_conformance(on_progress: Callable[[str], None] = lambda step: None, weig
     return ConformanceReport(jax.devices()[0].device_kind, found, conformance.expected(bits), spec.VERSIONS[bits])
 
 
-def run_family_conformance(on_progress: Callable[[str], None] = lambda step: None) -> ConformanceReport:
-    """Runs the operations that models of further families have besides on this device."""
+def run_family_conformance(on_progress: Callable[[str], None] = lambda step: None) -> tuple[ConformanceReport, ...]:
+    """Runs the operations that models of further families have besides on this device; those of soft caps apart."""
     on_progress("operations of further families")
     numerics = chosen_schedule(None, load(SHIPPED, weights="integer").cfg).numerics
     found = conformance.family_digests(partial(device_functions, numerics))
-    return ConformanceReport(jax.devices()[0].device_kind, found, conformance.family_expected(), "further families")
+    of_caps = conformance.soft_cap_digests(device_functions(numerics))
+    device = jax.devices()[0].device_kind
+    return (
+        ConformanceReport(device, of_caps, conformance.soft_cap_expected(), "soft caps"),
+        ConformanceReport(device, found, conformance.family_expected(), "further families"),
+    )
 
 
 def generated_texts(model: Model) -> list[tuple[tuple[int, ...], np.ndarray]]:

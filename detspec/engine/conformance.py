@@ -26,6 +26,7 @@ from detspec.mesh import Place
 from detspec.model.integer_rows import IntegerOps
 from detspec.ops import integer, integer_choices
 from detspec.ops.integer_functions import IntegerFunctions, integer_functions
+from detspec.ops.integer_pages import ScoreScale
 from detspec.schedule import Numerics
 
 PAGE = 16
@@ -75,7 +76,9 @@ def expected_of(cfg: ModelConfig) -> dict[str, str]:
         conformance.NORM_AFTER: any(kind.post_norms for kind in cfg.kinds),
     }
     of_families = conformance.family_expected()
-    return own | {name: of_families[name] for name in (conformance.of_bits(each, bits) for each in has if has[each])}
+    own |= {name: of_families[name] for name in (conformance.of_bits(each, bits) for each in has if has[each])}
+    is_capped = cfg.logit_softcap is not None or any(getattr(kind.mixer, "softcap", None) is not None for kind in cfg.kinds)
+    return own | (conformance.soft_cap_expected() if is_capped else {})
 
 
 def _chip_of(place: Place) -> jax.Device | None:
@@ -114,6 +117,7 @@ def device_functions(numerics: Numerics, bits: int = 15, **others: Callable[...,
         "gumbel": (functions.gumbel, 2),
         "normed": (functions.normed, 2),
         "turned_by": (integer.turned_by, 1),
+        "soft_capped": (integer.soft_capped, 1),
     }
     compiled |= {
         name: partial(_run, jax.jit(others.get(name, fn), static_argnums=number)) for name, (fn, number) in sized.items()
@@ -135,7 +139,7 @@ def _attended(functions: IntegerFunctions, q: Any, keys: Any, values: Any, visib
 
     positions = visible.sum(-1, dtype=jnp.int32)[:, None] - 1
     tables = jnp.broadcast_to(jnp.asarray(order, jnp.int32), (len(positions), num_pages))
-    score = (sizes.score_mantissa, sizes.score_exponent)
+    score = ScoreScale(sizes.score_mantissa, sizes.score_exponent, sizes.score_cap)
     pools = KV(pool(keys), pool(values, functions.layout.value_slot_axis))
     return functions.attended(q, pools, tables, positions, score=score, window=None)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from detspec.cache import Int8Pages, append
-from detspec.integer.spec import FRACTION, LIMIT, Activations, Cached
+from detspec.integer.spec import FRACTION, LIMIT, Activations, Cached, SoftCap
 from detspec.ops import integer
 from detspec.ops.integer import I32, NO_SCORE
 
@@ -38,6 +38,14 @@ class PageLayout(NamedTuple):
 
 PLAIN = PageLayout()
 GPU = PageLayout(block=2048, value_slot_axis=3, by_words=True)
+
+
+class ScoreScale(NamedTuple):
+    """Numbers that scores are multiplied with, times log2(e): about `mantissa * 2**exponent`; and their soft cap."""
+
+    mantissa: int
+    exponent: int
+    cap: SoftCap | None = None
 
 
 class Queries(NamedTuple):
@@ -83,13 +91,13 @@ def attended(
     tables: jax.Array,
     positions: jax.Array,
     *,
-    score: tuple[int, int],
+    score: ScoreScale,
     window: int | None,
     layout: PageLayout = PLAIN,
 ) -> jax.Array:
     """Attention of queries `[G * W, N, H]` at `positions [G, W]` over pages by `tables [G, max_pages]`: fixed `[G * W, N, H]`.
 
-    `score` is the mantissa and the exponent of what scores are multiplied with; see `spec.attended`.
+    See `spec.attended`.
     """
     G = positions.shape[0]
     K, page, H = pools.k.values.shape[1:]
@@ -116,7 +124,9 @@ def attended(
     def scores(step: int | jax.Array, keys: Cached) -> jax.Array:
         high, low = jnp.split(_each(queries.words, keys.values, 3, 3), 2, axis=2)
         total = (high << 8) + low
-        return jnp.where(visible_at(step), scores_of(total, queries.mantissa, queries.exponent, keys), NO_SCORE)
+        found = scores_of(total, queries.mantissa, queries.exponent, keys)
+        found = found if score.cap is None else integer.soft_capped(found, score.cap)
+        return jnp.where(visible_at(step), found, NO_SCORE)
 
     def look(step: int | jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         largest, highest, is_bad = carry
@@ -155,18 +165,17 @@ def attended(
     return quotients(queries, Sums(of_all, of_values, highest, is_bad), positions.shape)
 
 
-def queries_of(q: Activations, positions: jax.Array, num_kv_heads: int, score: tuple[int, int]) -> Queries:
+def queries_of(q: Activations, positions: jax.Array, num_kv_heads: int, score: ScoreScale) -> Queries:
     """The queries `q [G * W, N, H]` at `positions [G, W]` of each KV head."""
     G, W = positions.shape
-    mantissa, exponent = score
 
     def by_head(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [G, K, Q * W, ...]
         x = x.reshape(G, W, num_kv_heads, -1, *x.shape[2:])
         return jnp.moveaxis(x, 1, 3).reshape(G, num_kv_heads, -1, *x.shape[4:])
 
-    of_query = by_head(integer.rounded_shift(q.mantissa * mantissa, 15))
+    of_query = by_head(integer.rounded_shift(q.mantissa * score.mantissa, 15))
     Q = of_query.shape[2] // W
-    return Queries(words_of(by_head(q.values)), of_query, by_head(q.exponent + exponent), jnp.tile(positions, (1, Q)))
+    return Queries(words_of(by_head(q.values)), of_query, by_head(q.exponent + score.exponent), jnp.tile(positions, (1, Q)))
 
 
 def words_of(x: jax.Array) -> jax.Array:

@@ -56,6 +56,15 @@ def test_operations_of_further_families_have_hashes_of_their_own():
     assert len({*expected.values(), *KNOWN.values()}) == len(expected) + len(KNOWN)
 
 
+def test_operations_of_soft_caps_have_hashes_of_their_own(functions):
+    expected = conformance.soft_cap_expected()
+    assert conformance.soft_cap_digests() == conformance.soft_cap_digests(functions) == expected
+    assert not {*expected.values()} & {*KNOWN.values()}
+    changed = SimpleNamespace(**{**vars(functions), "soft_capped": with_another_bit(functions.soft_capped)})
+    report = ConformanceReport("a device", conformance.soft_cap_digests(changed), expected)
+    assert report.differing == ["soft cap"], "the control: another bit"
+
+
 @pytest.mark.parametrize("name", ["gelu_gated", "normed_after"])
 def test_control_operation_of_further_families_with_one_other_bit_is_named(name):
     def changed(bits: int) -> SimpleNamespace:

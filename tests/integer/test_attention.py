@@ -10,13 +10,14 @@ import pytest
 
 from detspec.cache import KV, Int8Pages
 from detspec.integer import spec
-from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, Cached, Sizes
+from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, Cached, Sizes, SoftCap
 from detspec.ops import integer_cpu, integer_pages
-from detspec.ops.integer_pages import PLAIN, PageLayout
+from detspec.ops.integer_pages import PLAIN, PageLayout, ScoreScale
 from tests.integer.falsified import falsified
 
 N, K, H, PAGE, S = 4, 2, 16, 8, 40
 SCORE = (23_637, -16)  # log2(e) / 4, about: mantissa and exponent
+CAP = SoftCap(8 << 16, 16_384, -16)  # of scores up to some hundred
 PAGES = 1 + S // PAGE
 # Rows of two windows: where they look from, the places of a text. The last one pads the pass.
 LOOKING_FROM = np.asarray([[0, 1, 7, 8], [20, 38, 39, -1]])
@@ -40,7 +41,7 @@ def paged(given: Cached, table: np.ndarray) -> Int8Pages:
     return Int8Pages(jnp.asarray(values), jnp.asarray(scale))
 
 
-def both(module: ModuleType, window: int | None, **more: Any) -> tuple[np.ndarray, np.ndarray]:
+def both(module: ModuleType, window: int | None, cap: SoftCap | None = None, **more: Any) -> tuple[np.ndarray, np.ndarray]:
     """Attention of all rows but the padding, by a module and by the definition."""
     rng = np.random.default_rng(3)
     keys = cached(rng)
@@ -57,11 +58,11 @@ def both(module: ModuleType, window: int | None, **more: Any) -> tuple[np.ndarra
     def run(q: Activations, k: Any, v: Any) -> jax.Array:
         if more.get("layout", PLAIN).value_slot_axis == 3:
             v = v.replace(values=v.values.swapaxes(2, 3))
-        return module.attended(q, KV(k, v), tables, looking_from, score=SCORE, window=window, **more)
+        return module.attended(q, KV(k, v), tables, looking_from, score=ScoreScale(*SCORE, cap), window=window, **more)
 
     narrow = Activations(*(jnp.asarray(x, jnp.int32) for x in q))
     found = jax.jit(run)(narrow, paged(keys, table), paged(values, table))
-    shape = Sizes(N, K, *SCORE, 0, (), ())
+    shape = Sizes(N, K, *SCORE, 0, (), (), score_cap=cap)
     place = np.arange(S)[None]
     looking = LOOKING_FROM.reshape(-1, 1)[:7]
     visible = (place <= looking) & (place > looking - (window or S))
@@ -83,6 +84,15 @@ def test_attention_over_pages_is_that_of_the_definition(block: int, window: int 
 def test_attention_by_the_kernel_is_that_of_the_definition(window: int | None, cpu_kernels: None):
     found, expected = both(integer_cpu, window)
     assert (found == expected).all()
+
+
+@pytest.mark.parametrize("cap", [CAP, SoftCap(2**28, 30_000, -20), SoftCap(1 << 12, 17_000, 2)])
+def test_attention_with_capped_scores_is_that_of_the_definition(cap: SoftCap, cpu_kernels: None):
+    uncapped, _ = both(integer_pages, None)
+    for module in (integer_pages, integer_cpu):
+        found, expected = both(module, None, cap)
+        assert (found == expected).all(), module
+        assert (found != uncapped).any(), "the control: no cap"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +130,7 @@ def of_long_text(module: ModuleType) -> tuple[np.ndarray, np.ndarray]:
     tables = jnp.arange(MAX_POSITIONS // page, dtype=jnp.int32)[None]
     narrow = Activations(*(jnp.asarray(x, jnp.int32) for x in q))
     last = jnp.full((1, 1), MAX_POSITIONS - 1, jnp.int32)
-    found = module.attended(narrow, KV(paged(keys), paged(values)), tables, last, score=SCORE, window=None)
+    found = module.attended(narrow, KV(paged(keys), paged(values)), tables, last, score=ScoreScale(*SCORE), window=None)
     expected = spec.attended(q, keys, values, np.ones((1, MAX_POSITIONS), bool), Sizes(1, 1, *SCORE, 0, (), ()))
     return np.asarray(found), expected
 

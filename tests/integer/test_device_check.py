@@ -98,3 +98,4 @@ def test_operations_that_a_model_does_not_have_are_not_asked_for(bits: int):
     more = expected_of(integer_config(FAMILIES["gemma3"], bits)).items() - plain.items()
     assert dict(more) == {name: digest for name, digest in conformance.family_expected().items() if f"{bits} bits" in name}
     assert expected_of(integer_config(FAMILIES["exaone4"], bits)).keys() - plain.keys() == {f"norm after, {bits} bits"}
+    assert conformance.soft_cap_expected().items() <= expected_of(integer_config(FAMILIES["gemma2"], bits)).items()

@@ -17,9 +17,9 @@ import pytest
 
 from detspec.cache import KV, Int8Pages
 from detspec.integer import spec
-from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, IntMatrix, Scale
+from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, IntMatrix, Scale, SoftCap
 from detspec.ops import integer, integer_choices, integer_pages
-from detspec.ops.integer_pages import GPU, MOST_AT_ONCE, PageLayout
+from detspec.ops.integer_pages import GPU, MOST_AT_ONCE, PageLayout, ScoreScale
 from tests.integer.falsified import falsified
 from tests.integer.intervals import Bounds, Contract, Interval, Leaves, array, bits_of, corners, joined, magnitude, require
 
@@ -30,7 +30,7 @@ FIXED = Interval(-LIMIT, LIMIT)
 MANTISSA = Interval(2**14 - 8, 2**15 + 16)  # of a row: 2**14, or a root
 OF_MATRIX = Interval(2**14, 2**15)
 EXPONENT = Interval(-2000, 3 * LOST)
-SCORE = (2**15, -20)  # the largest mantissa of what scores are multiplied with
+SCORE = ScoreScale(2**15, -20, SoftCap(2**28, 2**15, -26))  # the largest mantissa of what scores are multiplied with
 ROOT = MANTISSA
 OF_CACHED = Interval(2**13, 33_050)
 OF_VALUES = Interval(2**13, 16_525)
@@ -355,6 +355,15 @@ def test_gelu_stays_inside():
     assert within(bounds_of(gated, fixed(4, WIDE), fixed(4, WIDE)).values, UP_TO_14)
 
 
+@pytest.mark.parametrize("exponent", [-60, -26, -18, 0, 20])
+@pytest.mark.parametrize("limit", [1, 30 << 16, 2**28])
+def test_soft_caps_stay_inside_and_below_their_limit(limit: int, exponent: int):
+    cap = SoftCap(limit, 2**15, exponent)
+    inside = array(4), Interval(1 - LIMIT, LIMIT - 1)
+    assert within(bounds_of(lambda x: integer.soft_capped(x, cap), inside), Interval(-limit, limit))
+    assert within(bounds_of(lambda x: integer.soft_capped(x, cap), fixed(4)), FIXED)
+
+
 @pytest.mark.parametrize("values", [UP_TO_14, SPREAD])
 def test_rows_as_the_stream_takes_them_stay_inside(values: Interval):
     shapes, bounds = row(D)
@@ -482,6 +491,7 @@ def test_attention_over_more_positions_or_more_at_once_may_leave(positions: int,
         ("cached", "127 << 22", "128 << 22"),
         ("gated", "2**30)", "2**31 - 1)"),
         ("gelu_exponent", "(x, 4)", "(x, 1)"),
+        ("soft_capped", "<< 15, 2**15 + p", "<< 17, 2**15 + p"),
         ("normed", "(squares & 0xFFFF)", "squares"),
     ],
 )
@@ -495,8 +505,13 @@ def test_control_of_function_with_a_falsified_line_leaves(function: str, old: st
         "cached": (fixed(4, H), (Activations(array(4, H), array(4), array(4)), Activations(UP_TO_14, MANTISSA, EXPONENT))),
         "gated": (fixed(4, WIDE), fixed(4, WIDE)),
         "gelu_exponent": ((array(4), Interval(0, LIMIT)),),
+        "soft_capped": (fixed(4),),
         "normed": (fixed(4, D), (Scale(array(D), array()), Scale(Interval(-(2**14), 2**14), Interval(-100, 200)))),
     }[function]
-    fn = (lambda x, scale: copy.normed(x, scale, 1)) if function == "normed" else getattr(copy, function)
+    last = {"normed": (1,), "soft_capped": (SCORE.cap,)}.get(function, ())
+
+    def fn(*args: Any) -> Any:
+        return getattr(copy, function)(*args, *last)
+
     with pytest.raises(Leaves):
         bounds_of(fn, *given)

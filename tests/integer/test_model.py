@@ -145,9 +145,9 @@ def test_control_of_another_weight_changes_bits(written, few_pages):
     [
         ({"o_bias": True}, "bias of the attention's output"),
         ({"activation": "gelu"}, "activation"),
-        ({"attn_softcap": 5.0}, "soft cap"),
+        ({"attn_softcap": 0.01}, "soft caps of scores below 0.0625 or above 1024"),
         ({"parallel": True}, "parallel"),
-        ({"logit_softcap": 3.0}, "capped"),
+        ({"logit_softcap": 2000.0}, "soft caps of logits"),
         ({"qk_norm": True, "qk_norm_of": "rotated"}, "rotated"),
         ({"vocab_size": 524_288}, "vocabularies larger than 524160"),
         ({"norm_eps": 0.5}, "epsilon of 0.5"),
