@@ -48,6 +48,8 @@ class Model:
         source: absolute path of the folder that it was loaded from, or the name of a shipped model; "" if made in memory.
         family: Hugging Face's `model_type` of that folder; "" in our own folders.
         image_ids: ids of tokens that stand for images, where only the text part of a model was read: no prompt may hold them.
+        float_cfg: the config of the weights in floats that an integer model was made of, with scales that its `cfg` no longer
+            has; None of a model in floats, and if it is not known.
     """
 
     cfg: ModelConfig
@@ -62,6 +64,7 @@ class Model:
     source: str = ""
     family: str = ""
     image_ids: frozenset[int] = frozenset()
+    float_cfg: ModelConfig | None = None
 
     @property
     def token_bytes(self) -> "TokenBytes | None":
@@ -148,9 +151,11 @@ def load(
     if long_texts:
         cfg = for_long_texts(cfg)
         digest = None
+    float_cfg = None
     if weights is not None:
         rounded = with_weights(cfg, weights)
         if rounded.activation_bits is not None:  # made on the host, and put where the others were
+            float_cfg = cfg
             params = put(integer_params(cfg, params, rounded.activation_bits), place_of(cfg, params), param_specs(rounded))
         else:
             params = quantized(params, cfg, free=True)
@@ -177,6 +182,7 @@ def load(
         source=name if is_shipped(name) else os.path.abspath(folder),
         family=str(hf_config.get("model_type", "")),
         image_ids=image_ids(hf_config, tokenizer),
+        float_cfg=float_cfg,
     )
 
 
