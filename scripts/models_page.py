@@ -70,11 +70,10 @@ Where a config asks for what integers do not have, such as a bias of the attenti
 
 """
 TAKEN_AS_INTEGERS = (
-    "llama mistral qwen2 qwen3 gemma3_text gemma smollm3 granite seed_oss ernie4_5 helium ministral phi3 granitemoehybrid "
-    "olmo2 olmo3 exaone4 glm4"
+    "llama mistral qwen2 qwen3 gemma3_text gemma2 gemma smollm3 granite seed_oss ernie4_5 helium ministral phi3 "
+    "granitemoehybrid olmo2 olmo3 exaone4 glm4"
 )
 REFUSED_AS_INTEGERS = {
-    "soft caps": "gemma2",
     "norms of queries and keys after their rotation": "hunyuan_v1_dense",
     "MLPs without a gate": "arcee",
     "LayerNorm": "nemotron starcoder2 gpt2 gpt_neox opt",

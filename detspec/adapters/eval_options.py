@@ -15,6 +15,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError, shown
+from detspec.model.loading import Loading
 from detspec.plain import plain
 from detspec.sampling_params import SamplingParams
 from detspec.seeds import seed_of
@@ -70,6 +71,11 @@ class EvalOptions:
     max_gen_toks: int = 256
     prefix_token_id: int | None = None
 
+    @property
+    def loading(self) -> Loading:
+        """How the model is loaded."""
+        return Loading(self.weights, self.long_texts)
+
 
 def options_of(arguments: dict[str, Any], *, batch_size: int | str | None, max_batch_size: int | None) -> EvalOptions:
     """The options in `arguments`, by name; a number as `batch_size` is `max_requests`, and "auto" is the default.
@@ -98,7 +104,7 @@ def load_engine(model: Model | str | Path | None, options: EvalOptions) -> Engin
     """An engine for `model`, a loaded one, a folder, or a shipped model's name; raises `InputError` as `load` does."""
     if not isinstance(model, Model):
         say_loading(model)
-        model = load(model, chips=options.chips, weights=options.weights, long_texts=options.long_texts)
+        model = load(model, chips=options.chips, **options.loading.keywords)
     if options.dtype != "auto":
         cfg, params = cast_params(model.cfg, model.params, options.dtype)
         if cfg != model.cfg:

@@ -14,13 +14,12 @@ import jax.numpy as jnp
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder, is_shipped, read_eos_ids, read_sampling_defaults
-from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.mesh import make_mesh, param_shardings, param_specs, place_of, put
-from detspec.model.dense import for_long_texts
+from detspec.model.loading import AS_IT_IS, Loading
 from detspec.model.params import Params, param_shapes, quantized
-from detspec.model.to_integer import integer_params, with_weights
+from detspec.model.to_integer import integer_params
 from detspec.read_json import read_json_object
 from detspec.say import say
 
@@ -48,6 +47,9 @@ class Model:
         source: absolute path of the folder that it was loaded from, or the name of a shipped model; "" if made in memory.
         family: Hugging Face's `model_type` of that folder; "" in our own folders.
         image_ids: ids of tokens that stand for images, where only the text part of a model was read: no prompt may hold them.
+        loading: how it was loaded.
+        float_cfg: the config of the weights in floats that an integer model was made of, with scales that its `cfg` no longer
+            has; None of a model in floats, and if it is not known.
     """
 
     cfg: ModelConfig
@@ -62,6 +64,8 @@ class Model:
     source: str = ""
     family: str = ""
     image_ids: frozenset[int] = frozenset()
+    loading: Loading = AS_IT_IS
+    float_cfg: ModelConfig | None = None
 
     @property
     def token_bytes(self) -> "TokenBytes | None":
@@ -131,8 +135,7 @@ def load(
     from detspec.checkpoint.tokenizer import Tokenizer
     from detspec.checkpoint.which_family import image_ids
 
-    if weights not in (None, *WEIGHTS):
-        raise InputError(f"weights must be one of {WEIGHTS}, or None for those of the folder, got {weights!r}")
+    loading = Loading(weights, long_texts)
     name = SHIPPED_MODELS[0] if path is None else str(path)
     folder = find_folder(path)
     if chips != 1:
@@ -145,18 +148,14 @@ def load(
     else:
         cfg, params = load_hf(folder, sharding=sharding)
         digest = None
-    if long_texts:
-        cfg = for_long_texts(cfg)
-        digest = None
-    if weights is not None:
-        rounded = with_weights(cfg, weights)
-        if rounded.activation_bits is not None:  # made on the host, and put where the others were
-            params = put(integer_params(cfg, params, rounded.activation_bits), place_of(cfg, params), param_specs(rounded))
-        else:
-            params = quantized(params, cfg, free=True)
-        cfg = rounded
-        digest = None
-    if digest is None:
+    in_floats = loading.float_config(cfg)
+    cfg = loading.config(cfg)
+    if cfg.activation_bits is not None:  # made on the host, and put where the others were
+        place = place_of(in_floats, params)
+        params = put(integer_params(in_floats, params, cfg.activation_bits), place, param_specs(cfg))
+    elif cfg.weights is not None:
+        params = quantized(params, in_floats, free=True)
+    if digest is None or loading != AS_IT_IS:
         digest = digest_model(cfg, params)
     tokenizer_path = folder / "tokenizer.json"
     tokenizer = Tokenizer(tokenizer_path, num_rows=cfg.vocab_size) if tokenizer_path.exists() else None
@@ -177,6 +176,8 @@ def load(
         source=name if is_shipped(name) else os.path.abspath(folder),
         family=str(hf_config.get("model_type", "")),
         image_ids=image_ids(hf_config, tokenizer),
+        loading=loading,
+        float_cfg=in_floats if cfg.is_integer else None,
     )
 
 

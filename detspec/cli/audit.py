@@ -65,8 +65,8 @@ def load_recorded(args: argparse.Namespace) -> "Model":
             "folder where the model lies now by --model"
         )
     model = origin.model if args.model is None else args.model
-    made = {"weights": args.weights or origin.weights, "long_texts": args.long_texts or origin.long_texts}
-    return load_model(argparse.Namespace(**{**vars(args), "model": model, **made}))
+    kept = {name: getattr(args, name) or recorded for name, recorded in origin.loading.keywords.items()}
+    return load_model(argparse.Namespace(**{**vars(args), "model": model, **kept}))
 
 
 def run_step(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 
 from detspec.choices import BENCH_MODES
-from detspec.cli.options import add_json, add_model, add_weights, keep_compiled, load_model, write_json
+from detspec.cli.options import add_json, add_model, add_weights, keep_compiled, load_model, loading_of, write_json
 from detspec.say import say
 
 SUMMARY = "measure the price of determinism"
@@ -33,7 +33,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
     from detspec.bench.bench import BenchSettings, bench_table, random_model, run_bench
-    from detspec.model.to_integer import with_weights
     from detspec.presets import preset
     from detspec.progress import Progress
 
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         say(f"random weights of the shape {args.preset}")
         keep_compiled(args)
-        model = random_model(with_weights(preset(args.preset), args.weights))
+        model = random_model(loading_of(args).config(preset(args.preset)))
     settings = BenchSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(BenchSettings)})
     with Progress(0, "runs") as progress:
         result = run_bench(model, settings, on_progress=progress.run_of)

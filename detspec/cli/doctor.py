@@ -60,7 +60,7 @@ def run_integer() -> int:
     from detspec.progress import Progress
 
     with Progress(0, "steps") as progress:
-        reports = [run_family_conformance(progress.stage)]
+        reports = [*run_family_conformance(progress.stage)]
         reports += [run_conformance(progress.stage, weights) for weights in reversed(ACTIVATION_BITS)]
     print("\n\n".join(report.table() for report in reports))
     return 1 if any(report.differing for report in reports) else 0

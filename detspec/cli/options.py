@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from detspec.draft.source import Drafter
     from detspec.engine.engine import Engine
     from detspec.engine.engine_config import EngineConfig
+    from detspec.model.loading import Loading
     from detspec.sampling_params import SamplingParams
 
 JOB_PREFILL_PASSES = 16  # a job wants throughput, not low latency
@@ -49,6 +50,13 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="rotations as for texts beyond the original length, for all texts: other bits (Phi-3, Phi-4 mini)",
     )
+
+
+def loading_of(args: argparse.Namespace) -> "Loading":
+    """How `--weights` and `--long-texts` ask for a model; commands without them take a folder as it is."""
+    from detspec.model.loading import Loading
+
+    return Loading(getattr(args, "weights", None), getattr(args, "long_texts", False))
 
 
 def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
@@ -168,8 +176,7 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None, is_said:
             "leave --chips out"
         )
     chips = jax.device_count() if jax.process_count() > 1 else 1 if chips is None else chips
-    kept = {name: getattr(args, name) for name in ("weights", "long_texts") if hasattr(args, name)}
-    return load(shipped if args.model is None else args.model, chips=chips, **kept)
+    return load(shipped if args.model is None else args.model, chips=chips, **loading_of(args).keywords)
 
 
 def make_engine(args: argparse.Namespace, model: "Model") -> "Engine":

@@ -2,7 +2,7 @@
 
 import argparse
 
-from detspec.cli.options import MAX_LEN, add_cache_dtype, add_json, add_weights, write_json
+from detspec.cli.options import MAX_LEN, add_cache_dtype, add_json, add_weights, loading_of, write_json
 
 SUMMARY = "predict memory and speed on a device that is not here"
 DESCRIPTION = """Compiles the draft step and the canonical pass of a model for a TPU or GPU, with the vendor's compiler and
@@ -34,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
 
     from detspec.checkpoint.load import load_config
     from detspec.environment import widens
-    from detspec.model.dense import for_long_texts
-    from detspec.model.to_integer import with_weights
     from detspec.planning.mesh_plan import num_stages, plan_chips
     from detspec.planning.planning import plan
     from detspec.planning.programs import Deployment
@@ -47,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")  # compiling needs no device: leave the ones here free
     device = target(args.target)
     cfg = load_config(args.model) if args.preset is None else preset(args.preset)
-    cfg = with_weights(for_long_texts(cfg) if args.long_texts else cfg, args.weights)
+    cfg = loading_of(args).config(cfg)
     schedule = canonical_schedule(device, cfg, window=args.window, groups=args.group)
     if args.cache_dtype is not None:
         schedule = schedule.with_numerics(cache_dtype=args.cache_dtype)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from detspec.engine.bits import first_difference, same_bits
+from detspec.engine.conformance import check_conformance
 from detspec.engine.device import PLAIN, Device, GivenText
 from detspec.engine.policy import Plan, large_passes
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
@@ -54,8 +55,9 @@ def certify(device: Device, plan: Plan) -> Certificate:
 
     Small batches step several groups of probes, because one probe does not reach everywhere. Drafts that are searched for in
     texts are found there in a second run, whose passes read them: its bits must be those of the first. Plans of integer models
-    need no trial: their bits are a function of integers.
+    need no trial: their bits are a function of integers, if the device conforms. Raises `InputError` if it does not.
     """
+    check_conformance(device)
     if device.model.cfg.is_integer and not plan.ordinary:
         return Certificate(plan, CERTIFIED)
     if plan.ordinary:

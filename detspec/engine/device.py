@@ -78,6 +78,8 @@ class Device:
         riders: riders besides sampling and counters: requests may bring values for them, and they may read prompts.
         place: place of the weights and of the state: a mesh of chips, or one device.
         cache: files of compiled programs; None if none are kept.
+        conforms: whether an integer model has the bits of all devices here, see `check_conformance`; on CPUs that is taken for
+            granted.
         wide_costs: for plans that skip, time of a step whose pass reads drafts over that of a plain step.
         shares_pages: whether the cache holds all positions of a text by pages. Where a layer keeps states by seat, sequences
             share nothing, a text is replayed from its beginning, and drafts are at most a page long: a rollback reaches no
@@ -149,6 +151,7 @@ class Device:
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in, as `_requests`
         self._requests = self._no_requests
         self.cache = user_cache() if config.compile_cache else None
+        self.conforms = not model.cfg.is_integer or jax.devices()[0].platform == "cpu"
         self._programs: dict[Hashable, Executable] = {}
         self._decodings: dict[Plan, Decoding] = {}
         self.wide_costs: dict[Plan, float] = {}

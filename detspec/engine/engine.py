@@ -444,7 +444,8 @@ class Engine:
         engine what `jax.jit(lambda params: jax.tree.map(jnp.copy, params))` returns.
 
         `weight_version` names them in fingerprints and digests. By default they are named by a digest of all weights, which
-        takes as long as reading them. A model in int8 takes weights of its `cfg.dtype`, too, and rounds them.
+        takes as long as reading them. A model in int8 takes weights of its `cfg.dtype`, too, and rounds them;
+        an integer model takes those of its `float_cfg`, and has the bits of one that is loaded with them.
 
         Raises `InputError` if requests are in flight, or a weight has another shape or dtype than the model's, or was deleted.
         Steps raise it if weights are deleted later.
@@ -452,7 +453,7 @@ class Engine:
         self._take_in()
         if self.has_work:
             raise InputError("requests are in flight: finish or abort them before the weights change")
-        params = fitted(params, self.model.cfg)
+        params = fitted(params, self.model.cfg, self.model.float_cfg)
         digest = digest_model(self.model.cfg, params) if weight_version is None else ""
         for replica in self.replicas:
             replica.device.use(dataclasses.replace(self.model, params=params, digest=digest, source=""))

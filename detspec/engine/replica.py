@@ -10,6 +10,7 @@ from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement
 from detspec.engine.certify import certified_passes
 from detspec.engine.certify_mesh import mesh_of_bits
+from detspec.engine.conformance import check_conformance
 from detspec.engine.decide import Segment, decide
 from detspec.engine.device import Device, check_alive
 from detspec.engine.planner import Planner
@@ -131,10 +132,11 @@ class Replica:
     def go_on(self, others: Sequence["Replica"] = ()) -> None:
         """Gives places to sequences of the queue, as far as they should not go to one of `others`, and starts a segment.
 
-        Raises `InputError` if there are sequences, but no longer the weights.
+        Raises `InputError` if there are sequences, but no longer the weights, or the device has other integers than all others.
         """
         if self.scheduler.all:
             check_alive(self.device.model.params)
+            check_conformance(self.device)
         self._make_room()
         share = self._share(others)
         self._prepare(share)

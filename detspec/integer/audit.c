@@ -20,7 +20,7 @@ typedef int32_t i32;
 typedef uint32_t u32;
 typedef uint64_t u64;
 
-enum { MAGIC = 0x31544E49, MAGIC_8 = 0x38544E49, MAX_BLOCK = 1 << 15, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 131072, SMALL_VOCABULARY = 262128, LEFT_RANGE = INT32_MIN };
+enum { MAGIC = 0x31544E49, MAGIC_8 = 0x38544E49, MAX_BLOCK = 1 << 15, LIMIT = (1 << 30) - 1, LOST = 10000, MAX_POSITIONS = 262144, SMALL_VOCABULARY = 262128, LEFT_RANGE = INT32_MIN };
 enum { LOG2_E = 23637, LN_2 = 22713, GUMBEL_SHIFT = 24020, SMALLEST_LOGPROB = -(1 << 24), BEND = 48408812 };
 enum { ONE = 0x3F800000, INFINITE = 0x7F800000 }; /* bits of float32 */
 enum { RAW, PROCESSED, TEMPERED };                /* whose log-probabilities are reported */
@@ -31,6 +31,7 @@ enum { SILU, GELU_TANH };                         /* what gates go through */
 typedef struct { i64 *values, mantissa, exponent; } Activations;
 typedef struct { int m, n; int8_t *values; i32 *mantissa, *exponent; } Matrix;
 typedef struct { int8_t *values; i32 *mantissa, *exponent; } Cached; /* of all positions and heads */
+typedef struct { i64 limit; i32 mantissa, exponent; } SoftCap; /* none if the limit is 0 */
 typedef struct { /* of a request; fractions are bits of float32 */
     u32 temperature, top_k, top_p, min_p, seed, repetition, frequency, presence, *bias;
     i32 num_biased, *biased, min_tokens, num_stops, *stops, mode, num_likeliest, prompt, length; /* tokens of prompt, of all */
@@ -51,6 +52,7 @@ static int weight_bits;         /* fraction bits of the weights of tokens */
 static int activation;          /* of gates */
 static int norms_heads;         /* whether queries and keys have a norm for each head, not for all heads together */
 static i32 score_mantissa, score_exponent, epsilon, *SINES, *LOGS, *INVERSE_ROOTS, *embed, *final_norm;
+static SoftCap score_cap, logit_cap;
 static Layer *layers;
 static Matrix head;
 static i64 *stream, *row, *q, *k, *v, *mixed, *gate, *up, *sum, *score, *logits, *below, *ordered, *told; /* numbers of one token */
@@ -106,6 +108,12 @@ static Matrix matrix(int m, int n) {
     return w;
 }
 
+static SoftCap soft_cap(void) {
+    SoftCap cap;
+    cap.limit = number_in(0, 1 << 28), cap.mantissa = number_in(0, 1 << 15), cap.exponent = number_in(-1000, 1000);
+    return cap;
+}
+
 static void read_model(void) {
     u32 magic = word();
     if (magic != MAGIC && magic != MAGIC_8) fail("this is no model of integer/1 or integer8/1");
@@ -116,6 +124,7 @@ static void read_model(void) {
     if (N % K || H % 2 || N * H > 131072) fail("the model has heads that do not fit");
     score_mantissa = number_in(1 << 14, 1 << 15), score_exponent = number_in(-1000, 1000), epsilon = number_in(1, INT32_MAX);
     activation = number_in(SILU, GELU_TANH), norms_heads = number_in(0, 1);
+    score_cap = soft_cap(), logit_cap = soft_cap();
     SINES = numbers(1025), LOGS = numbers(257), INVERSE_ROOTS = numbers(256);
     embed = numbers((size_t) V * D);
     layers = room(L, sizeof *layers);
@@ -266,6 +275,14 @@ static i64 power(i64 d, int *n) {
     return a;
 }
 
+static i64 soft_capped(i64 a, SoftCap cap) {
+    int n;
+    if (!cap.limit || size_of(a) >= LIMIT) return a;
+    i64 b = power(scaled(size_of(a), cap.mantissa, -cap.exponent), &n), p = rounded_shift(b, n);
+    i64 found = scaled(cap.limit, raised((1 << 15) - p, 15) / ((1 << 15) + p), 15);
+    return a < 0 ? -found : found;
+}
+
 /* One head's attention, from position `first` to `last`. */
 static void attended(Activations query, const Layer *l, int of_keys, int first, int last, i64 *out) {
     i64 of_query = rounded_shift(query.mantissa * score_mantissa, 15), largest = INT64_MIN, highest = INT64_MIN, of_all = 0;
@@ -275,6 +292,7 @@ static void attended(Activations query, const Layer *l, int of_keys, int first, 
         i64 total = 0, exponent = query.exponent + l->keys.exponent[at];
         for (int i = 0; i < H; i++) total += query.values[i] * l->keys.values[at * H + i];
         score[t] = scaled(total, rounded_shift(of_query * l->keys.mantissa[at], 15), -(exponent + score_exponent + 30 + 16));
+        score[t] = soft_capped(score[t], score_cap);
         largest = larger(largest, score[t]);
         highest = larger(highest, l->values.exponent[at]);
         lost |= is_lost(l->keys.exponent[at]) | is_lost(l->values.exponent[at]);
@@ -383,6 +401,7 @@ static void read_token(i32 token, int position) {
         add_to_stream(l->mlp_post_norm);
     }
     product(as_read(normed(stream, D, final_norm, row), D), head, NULL, logits);
+    for (int i = 0; i < V; i++) logits[i] = soft_capped(logits[i], logit_cap);
 }
 
 /* --- Log-probabilities and choices --------------------------------------------------------------------------------------- */

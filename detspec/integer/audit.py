@@ -197,6 +197,8 @@ def write_model(path: Path, weights: Mapping[str, Any], sizes: Sizes) -> None:
         _words(file, sizes.score_mantissa, sizes.score_exponent, sizes.epsilon)
         q_norm = layers[0].get("q_norm")
         _words(file, ACTIVATIONS.index(sizes.activation), q_norm is None or len(q_norm.values) == of_head)
+        for cap in (sizes.score_cap, sizes.logit_cap):
+            _words(file, *(cap or (0, 0, 0)))
         for table in (SINES, LOGS, INVERSE_ROOTS, weights["embed"]):
             _array(file, table)
         for layer, window, steps in zip(layers, sizes.windows, sizes.steps, strict=True):

@@ -2,12 +2,12 @@
 
 The numbers come from the arithmetic's own Threefry. `expected.json` holds the hashes that `spec.py` gives. The operations that
 "integer8/1" has in the place of others have theirs in `expected_8_bits.json`. Operations of further families came later, and
-have theirs in `expected_families.json`, so the hash of all operations of an arithmetic stays.
+have theirs in `expected_families.json` and `expected_soft_caps.json`, so the hash of all operations of an arithmetic stays.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from importlib.resources import files
 from types import SimpleNamespace
@@ -27,9 +27,14 @@ KV_HEADS = 2
 HEAD_DIM = 32
 LENGTH = 48  # keys that attention looks at
 SIZES = spec.Sizes(HEADS, KV_HEADS, 16_713, -16, 1, (), ())  # scores times log2(e) / sqrt(32)
+CAP = spec.SoftCap(30 << 16, 25_213, -18)  # at 30
+SCORE_CAP = spec.SoftCap(4_727_423, 20_972, -19)  # at 50, times log2(e)
 FILES = {15: "expected.json", 8: "expected_8_bits.json"}  # by the bits of activations
 OF_BITS = ("product", "gate")  # the operations that these change
 FAMILIES = "expected_families.json"
+SOFT_CAPS = "expected_soft_caps.json"
+GELU = "GELU"
+NORM_AFTER = "norm after"
 TEXTS = "texts"  # the name of what the shipped model generates
 
 
@@ -62,6 +67,14 @@ def _kept(name: str) -> spec.Cached:
     return spec.cached(x, spec.row_of(x, -spec.FRACTION))
 
 
+def _attention() -> tuple[Any, ...]:
+    """Queries, keys, values, and which of them a query sees."""
+    queries = spec.row_of(made_up("queries", ROWS, HEADS, HEAD_DIM), -spec.FRACTION)
+    keys, values = (_kept(name) for name in ("keys", "values"))
+    looking_from = made_up("looking from", ROWS, bits=6, signed=False) % LENGTH
+    return queries, keys, values, np.arange(LENGTH) <= looking_from[:, None]
+
+
 def cases(bits: int = 15) -> tuple[Trial, ...]:
     """All operations in the order in which a model runs them; with activations of 8 bits those that differ."""
     wide = made_up("wide", ROWS, WIDTH)
@@ -90,10 +103,6 @@ def cases(bits: int = 15) -> tuple[Trial, ...]:
         min_p=np.resize(np.asarray([0, 0.05, 0.5], np.float32), ROWS),
         seed=seeds,
     )
-    queries = spec.row_of(made_up("queries", ROWS, HEADS, HEAD_DIM), -spec.FRACTION)
-    keys, values = (_kept(name) for name in ("keys", "values"))
-    looking_from = made_up("looking from", ROWS, bits=6, signed=False) % LENGTH
-    visible = np.arange(LENGTH) <= looking_from[:, None]
     seen = made_up("seen", ROWS, VOCABULARY) > 0
     count = np.where(seen, made_up("count", ROWS, VOCABULARY, bits=12, signed=False), 0)
     penalties = tuple(np.resize(np.asarray(each, np.float32), ROWS) for each in ([1, 1.3, 0.7], [0, 0.5, -2], [0, 1.5, -0.25]))
@@ -106,7 +115,7 @@ def cases(bits: int = 15) -> tuple[Trial, ...]:
         Trial("turns", (positions,), lambda f, positions: f.turned_by(positions, steps)),
         Trial("sine", (turns,), lambda f, turns: f.sine(turns)),
         Trial("keys and values", (stream, of_head), lambda f, x, row: f.cached(x, row)),
-        Trial("attention", (queries, keys, values, visible), lambda f, *given: f.attended(*given, SIZES)),
+        Trial("attention", _attention(), lambda f, *given: f.attended(*given, SIZES)),
         Trial("power of two", (np.abs(wide),), lambda f, d: f.power(d)),
         Trial("gate", (stream, wide), lambda f, gate, up: f.gated(gate, up)),
         Trial("log-probabilities", (logits, tokens), lambda f, logits, tokens: f.logprobs(logits, tokens)),
@@ -127,9 +136,26 @@ def family_cases(bits: int) -> tuple[Trial, ...]:
     gate[2, 5] = spec.LIMIT
     scale = spec.Scale(made_up("scale after a part", WIDTH, bits=14), np.asarray(-9))
     return (
-        Trial(f"GELU, {bits} bits", (gate, made_up("wide", ROWS, WIDTH)), lambda f, gate, up: f.gelu_gated(gate, up)),
-        Trial(f"norm after, {bits} bits", (stream, scale), lambda f, x, scale: f.normed_after(x, scale)),
+        Trial(of_bits(GELU, bits), (gate, made_up("wide", ROWS, WIDTH)), lambda f, gate, up: f.gelu_gated(gate, up)),
+        Trial(of_bits(NORM_AFTER, bits), (stream, scale), lambda f, x, scale: f.normed_after(x, scale)),
     )
+
+
+def soft_cap_cases() -> tuple[Trial, ...]:
+    """The operations of models with soft caps."""
+    x = made_up("capped", ROWS, WIDTH, bits=24)
+    x[0, 3] = spec.LIMIT
+    x[1, 5] = -spec.LIMIT
+    sizes = SIZES._replace(score_cap=SCORE_CAP)
+    return (
+        Trial("soft cap", (x,), lambda f, x: f.soft_capped(x, CAP)),
+        Trial("attention, soft cap", _attention(), lambda f, *given: f.attended(*given, sizes)),
+    )
+
+
+def of_bits(name: str, bits: int) -> str:
+    """The name of an operation of further families with activations of so many bits."""
+    return f"{name}, {bits} bits"
 
 
 def definition(bits: int) -> Any:
@@ -170,6 +196,17 @@ def family_digests(functions: Callable[[int], Any] = definition) -> dict[str, st
     return {case.name: digest(case.run(functions(bits), *case.arguments)) for bits in FILES for case in family_cases(bits)}
 
 
+def soft_cap_digests(functions: Any = spec) -> dict[str, str]:
+    """The hash of each operation of models with soft caps, by `functions` of the arithmetic."""
+    return {case.name: digest(case.run(functions, *case.arguments)) for case in soft_cap_cases()}
+
+
+def digests_of(functions: Any, bits: int, names: Container[str]) -> dict[str, str]:
+    """The hashes of the operations `names` of models with activations of so many bits, by `functions` for these bits."""
+    every = {trial.name: trial for trial in (*cases(), *family_cases(bits), *soft_cap_cases())}
+    return {name: digest(trial.run(functions, *trial.arguments)) for name, trial in every.items() if name in names}
+
+
 def of_all(found: Mapping[str, str]) -> str:
     """Joins all hashes to one, of 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()[:16]
@@ -183,6 +220,11 @@ def expected(bits: int = 15) -> dict[str, str]:
 def family_expected() -> dict[str, str]:
     """The hashes of the operations of further families."""
     return _read(FAMILIES)
+
+
+def soft_cap_expected() -> dict[str, str]:
+    """The hashes of the operations of models with soft caps."""
+    return _read(SOFT_CAPS)
 
 
 def _read(name: str) -> dict[str, str]:

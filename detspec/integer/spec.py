@@ -15,7 +15,7 @@ Numbers that requests give are float32; those nearer to 0 than 2**-126 count as 
 There are two roundings, `rounded_shift` and `scaled`, both half up. A number at `+-LIMIT` has left its range, and so has all
 that is made of it: where a logit is at `LIMIT`, the text ends with an error.
 
-Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 524160` and 131072 positions. Then no sum leaves int32 or
+Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 524160` and 262144 positions. Then no sum leaves int32 or
 uint32, as tests/integer/test_intervals.py proves.
 """
 
@@ -30,7 +30,7 @@ FRACTION = 16  # fraction bits of fixed numbers
 SMALLEST = 2.0**-126  # of float32 without leading zeros, as requests give it
 LIMIT = 2**30 - 1  # numbers of this size have left their range
 LOST = 10_000  # the exponent of what was made of them; others are far smaller
-MAX_POSITIONS = 131_072
+MAX_POSITIONS = 262_144
 SMALL_VOCABULARY = 262_128  # weights of the tokens of larger ones have two bits less, so their sums fit, too
 MAX_BLOCK = 2**15  # numbers that a Hadamard transform adds up: with 14 bits each, they stay below LIMIT
 LOG2_E = 23_637  # log2(e), 14 fraction bits
@@ -76,6 +76,14 @@ class Cached(NamedTuple):
     exponent: Array  # [...]
 
 
+class SoftCap(NamedTuple):
+    """The soft cap `limit * tanh(x / limit)` of fixed numbers."""
+
+    limit: int  # fixed, 1 .. 2**28
+    mantissa: int  # 2 * log2(e) / limit is about mantissa * 2**exponent, 2**14 .. 2**15
+    exponent: int
+
+
 class Sizes(NamedTuple):
     """Sizes of a model that its arrays do not show."""
 
@@ -88,6 +96,8 @@ class Sizes(NamedTuple):
     windows: tuple[int | None, ...]  # for each layer, how many positions a token sees, its own included; None is all
     activation_bits: int = 15  # or 8
     activation: str = "silu"  # or "gelu_tanh"
+    score_cap: SoftCap | None = None  # of scores times log2(e)
+    logit_cap: SoftCap | None = None
 
 
 # --- Numbers -----------------------------------------------------------------------------------------------------------------
@@ -249,6 +259,15 @@ def power(d: Array) -> tuple[Array, Array]:
     return a, np.minimum(d >> 16, 31)
 
 
+def soft_capped(x: Array, cap: SoftCap) -> Array:
+    """Fixed `cap.limit * tanh(x / cap.limit)`; numbers at `+-LIMIT` stay there, since they have left their range."""
+    a, shift = power(scaled(np.abs(x), cap.mantissa, -cap.exponent))
+    p = rounded_shift(a, shift)  # exp(-2 |x| / limit), 15 fraction bits
+    tanh = ((2**15 - p) << 15) // (2**15 + p)  # 15 fraction bits
+    found = scaled(np.full_like(tanh, cap.limit), tanh, 15)
+    return np.where(np.abs(x) >= LIMIT, x, np.where(x < 0, -found, found))
+
+
 def attended(q: Activations, keys: Cached, values: Cached, visible: Array, shape: Sizes) -> Array:
     """Attention of queries `[T, N, H]` over `S` keys and values `[S, K, H]`, where `visible [T, S]`: fixed `[T, N, H]`."""
     T, N, H = q.values.shape
@@ -261,6 +280,7 @@ def attended(q: Activations, keys: Cached, values: Cached, visible: Array, shape
         exponent = q.exponent[:, n, None] + keys.exponent[None, :, k]
         total = dot(q.values[:, n], keys.values[:, k].T)
         score = scaled(total, mantissa, -(exponent + shape.score_exponent + 30 + FRACTION))  # a power of two
+        score = score if shape.score_cap is None else soft_capped(score, shape.score_cap)
         largest = np.where(visible, score, -(2**31)).max(-1, keepdims=True)
         a, shift = power(np.where(visible, largest - score, 0))
         p = np.where(visible, rounded_shift(a, shift + 1), 0)  # 14 fraction bits
@@ -345,7 +365,8 @@ class Text:
             transformed = self._product(spread(inner) if self.shape.activation_bits == 8 else inner, layer["down"])
             x = added(x, self._after(transformed, layer.get("mlp_post_norm")))
         self.length += len(tokens)
-        return self._product(normed(x, self.weights["final_norm"], self.shape.epsilon), self.weights["head"])
+        logits = self._product(normed(x, self.weights["final_norm"], self.shape.epsilon), self.weights["head"])
+        return logits if self.shape.logit_cap is None else soft_capped(logits, self.shape.logit_cap)
 
     def _before(self, x: Array, scale: Scale | None) -> Activations:
         """The row of the stream `x [T, D]` that a part of a layer reads: after a norm if there is one."""

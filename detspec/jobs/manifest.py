@@ -14,7 +14,6 @@ from detspec.errors import InputError
 from detspec.jobs.files import sibling
 from detspec.jobs.prompts import JobSpec, PromptLines, hash_file
 from detspec.jobs.scan import Scan
-from detspec.model.dense import is_for_long_texts
 from detspec.model.params import num_params
 from detspec.read_json import differing_entries, read_json_object
 
@@ -71,7 +70,7 @@ def model_facts(model: Model) -> dict[str, Any]:
         "num_params": num_params(model.cfg),
         "dtype": model.cfg.dtype,
         "weights": model.cfg.weights,
-        **({"long_texts": True} if is_for_long_texts(model.cfg) else {}),
+        **({"long_texts": True} if model.loading.long_texts else {}),
         "digest": model.digest,
     }
 

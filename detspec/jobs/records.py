@@ -26,6 +26,7 @@ from detspec.jobs.lines import LOGPROB_KEYS, parse_line, parse_request, refuse_u
 from detspec.jobs.manifest import differences, read_manifest
 from detspec.jobs.prompts import Mark
 from detspec.jobs.tables import open_prompts
+from detspec.model.loading import AS_IT_IS, Loading
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -49,8 +50,7 @@ class Origin:
     is_openai: bool = False  # the records are OpenAI's batch lines
     created: int | None = None  # seconds since 1970 that the job said it is
     model: str | None = None  # where the job loaded its model from; None if the manifest does not say
-    weights: str | None = None  # what its weights were rounded to
-    long_texts: bool = False  # whether it was loaded for long texts
+    loading: Loading = AS_IT_IS  # and how
 
 
 def read_origin(records: Path) -> Origin:
@@ -86,8 +86,7 @@ def read_origin(records: Path) -> Origin:
             id_column=manifest["prompts"].get("id_column"),
             is_openai="openai" in manifest,
             model=model.get("source"),
-            weights=model.get("weights"),
-            long_texts=bool(model.get("long_texts")),
+            loading=Loading(model.get("weights"), bool(model.get("long_texts"))),
             created=_created(manifest["openai"]["created"] if "openai" in manifest else manifest.get("created")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -219,12 +219,6 @@ def for_long_texts(cfg: ModelConfig) -> ModelConfig:
     return with_fields(cfg, rope_scaling=dataclasses.replace(scaling, is_long=True), max_position=longest)
 
 
-def is_for_long_texts(cfg: ModelConfig) -> bool:
-    """Whether `for_long_texts` made it."""
-    scaling = _scaling(cfg)
-    return scaling is not None and scaling.is_long
-
-
 def has_longer_texts(cfg: ModelConfig) -> bool:
     """Whether `for_long_texts` would make its texts longer."""
     scaling = _scaling(cfg)

@@ -13,11 +13,13 @@ from detspec.config import Rope
 from detspec.errors import InputError
 from detspec.integer.spec import FRACTION, Activations, Scale
 from detspec.model.attention import Attention
+from detspec.model.integer_rows import CAPS, SOFT_CAPS, mantissa_of, soft_cap_of
 from detspec.model.mlp import GatedMLP
 from detspec.model.places import Where
 from detspec.ops import collectives, integer
 from detspec.ops.integer import I32, U32
 from detspec.ops.integer_functions import layout_for
+from detspec.ops.integer_pages import MOST_AT_ONCE, ScoreScale
 
 PI = Decimal("3.141592653589793238462643383279502884197")
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -42,7 +44,7 @@ class IntegerAttention(Attention):
             (self.o_bias, "bias of the attention's output"),
             (self.qk_norm and self.qk_norm_of == "rotated", 'norms of queries and keys of "rotated"'),
             (self.has_wide_norms and self.num_heads * self.head_dim > 32_768, "norms of more than 32768 places of all heads"),
-            (self.softcap is not None, "soft cap of scores"),
+            (self.softcap is not None and not CAPS[0] <= self.softcap <= CAPS[1], SOFT_CAPS.format("scores")),
             (self.sinks, "attention sinks"),
             (self.head_dim > 512, "heads of more than 512 places"),
             (self.num_heads * self.head_dim > 131_072, "heads of more than 131072 places in all"),
@@ -65,7 +67,9 @@ class IntegerAttention(Attention):
         return (*steps, *(0,) * (self.head_dim // 2 - len(steps)))
 
     def pools(self, numerics: Any, num_pages: int, num_seats: int) -> KV:
-        """Pages of keys and of values of 8 bits, and their scales."""
+        """Pages of keys and of values of 8 bits, and their scales. Raises `InputError` for pages that sums cannot hold."""
+        if numerics.page > MOST_AT_ONCE:
+            raise InputError(f"integer models have pages of up to {MOST_AT_ONCE} positions, got {numerics.page}")
         scale = Pool((num_pages, self.num_kv_heads, numerics.page), jnp.dtype(I32), 2)
 
         def pages(slot_axis: int) -> Any:
@@ -122,13 +126,13 @@ class IntegerAttention(Attention):
         """Raises `InputError`: integers have no derivative."""
         raise InputError("an integer model cannot be trained: train it in floats, and load what comes of it in integers")
 
-    def score_scale_of_two(self) -> tuple[int, int]:
-        """`(m, e)`: what scores are multiplied with, times log2(e), is about `m * 2**e`."""
+    def score_scale_of_two(self) -> ScoreScale:
+        """Numbers that scores are multiplied with, times log2(e), and their soft cap."""
         with localcontext() as context:
             context.prec = 40
             root = Decimal(self.head_dim if self.score_dim is None else self.score_dim).sqrt()  # a library's may differ
             scale = 1 / root if self.score_scale is None else Decimal(self.score_scale)
-            return mantissa_of(scale / Decimal(2).ln())
+            return ScoreScale(*mantissa_of(scale / Decimal(2).ln()), soft_cap_of(self.softcap, 1 / Decimal(2).ln()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,19 +163,6 @@ def normed_together(x: jax.Array, scale: Scale, ops: Any, name: str) -> Activati
     row = ops.functions.normed(whole, scale, ops.epsilon)
     of_heads = (jnp.broadcast_to(part[:, None], x.shape[:2]) for part in (row.mantissa, row.exponent))
     return Activations(collectives.own(row.values, axes).reshape(x.shape), *of_heads)
-
-
-def mantissa_of(x: Decimal | float) -> tuple[int, int]:
-    """`(m, e)` with `x > 0` about `m * 2**e`, `2**14 <= m <= 2**15`."""
-    x = Decimal(x)
-    e = 0
-    while x >= 2**15:
-        x /= 2
-        e += 1
-    while x < 2**14:
-        x *= 2
-        e -= 1
-    return int((x + Decimal("0.5")).to_integral_value(rounding="ROUND_FLOOR")), e
 
 
 def rotation_steps(rope: Rope, size: int) -> Sequence[int]:

@@ -1,13 +1,16 @@
 """Operations on the rows of an integer model, in the place of those in floats."""
 
+from decimal import Decimal, localcontext
 from typing import Any, NamedTuple
 
 import jax
 
-from detspec.integer.spec import FRACTION, Activations, IntMatrix, Scale
+from detspec.integer.spec import FRACTION, Activations, IntMatrix, Scale, SoftCap
 from detspec.ops import integer
 from detspec.ops.integer_functions import IntegerFunctions
 
+CAPS = (2**-4, 2**10)  # the least soft cap of scores or logits, and the largest
+SOFT_CAPS = f"soft caps of {{}} below {CAPS[0]} or above {CAPS[1]}"
 AFTER = ("attn_post_norm", "mlp_post_norm")  # the norms whose results are added to the stream
 
 
@@ -50,3 +53,31 @@ class IntegerOps(NamedTuple):
 def fixed_epsilon(epsilon: float) -> int:
     """The epsilon of norms with 32 fraction bits, at least 1."""
     return max(1, round(epsilon * 2**32))
+
+
+def soft_cap_of(cap: float | None, unit: Decimal | int = 1) -> SoftCap | None:
+    """The soft cap at `cap` of numbers in integers that are `unit` times as large; None if there is none."""
+    if cap is None:
+        return None
+    with localcontext() as context:
+        context.prec = 40
+        limit = Decimal(cap) * unit
+        return SoftCap(_whole(limit * 2**FRACTION), *mantissa_of(2 / (limit * Decimal(2).ln())))
+
+
+def mantissa_of(x: Decimal | float) -> tuple[int, int]:
+    """`(m, e)` with `x > 0` about `m * 2**e`, `2**14 <= m <= 2**15`."""
+    x = Decimal(x)
+    e = 0
+    while x >= 2**15:
+        x /= 2
+        e += 1
+    while x < 2**14:
+        x *= 2
+        e -= 1
+    return _whole(x), e
+
+
+def _whole(x: Decimal) -> int:
+    """The nearest integer, rounded half up."""
+    return int((x + Decimal("0.5")).to_integral_value(rounding="ROUND_FLOOR"))

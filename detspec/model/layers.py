@@ -14,10 +14,12 @@ import numpy as np
 
 from detspec.config import ModelConfig, check_flags, check_numbers
 from detspec.errors import InputError
+from detspec.model.integer_rows import soft_cap_of
 from detspec.model.places import Where
 from detspec.model.rows import RowOps
 from detspec.model.weights import Weights, norm_weights
 from detspec.ops import collectives
+from detspec.ops.integer import soft_capped
 from detspec.ops.rounding import rounded
 from detspec.ops.softcap import softcap
 from detspec.roofline import PassShape, Work
@@ -167,7 +169,10 @@ def head_f32(params: dict[str, Any], cfg: ModelConfig, normed: jax.Array, ops: R
 
 
 def capped(cfg: ModelConfig, logits: jax.Array) -> jax.Array:
-    """`logits`, float32, divided and squashed as the model does it with products of its head."""
+    """`logits`, float32 or fixed, divided and squashed as the model does it with products of its head."""
+    if cfg.is_integer:
+        cap = soft_cap_of(cfg.logit_softcap)
+        return logits if cap is None else soft_capped(logits, cap)
     if cfg.logit_divisor is not None:
         logits = rounded(logits / np.float32(cfg.logit_divisor), jnp.float32)
     return softcap(logits, cfg.logit_softcap)

@@ -91,11 +91,21 @@ def quantized(params: Params, cfg: ModelConfig, *, free: bool = False) -> Params
     return jax.tree.map(rounded, weights(dataclasses.replace(cfg, weights="int8")), params)
 
 
-def fitted(params: Params, cfg: ModelConfig) -> Params:
-    """`params` as a model of `cfg` runs them: those in `cfg.dtype` are rounded if it asks for that.
+def fitted(params: Params, cfg: ModelConfig, float_cfg: ModelConfig | None = None) -> Params:
+    """`params` as a model of `cfg` runs them: those in `cfg.dtype` are rounded, or turned into integers, if it asks for that.
+
+    An integer model's weights in floats are those of `float_cfg`, see `Model.float_cfg`.
 
     Raises `InputError` unless they have the tree, shapes and dtypes of its weights, rounded or not.
     """
+    if cfg.activation_bits is not None and not any(map(_is_integer, jax.tree.leaves(params, is_leaf=_is_integer))):
+        if float_cfg is None:
+            raise InputError(
+                "this integer model was made in memory, and does not know the config that weights in floats are of: give "
+                "weights in integers, as detspec.model.to_integer.integer_params makes them, or set Model.float_cfg"
+            )
+        check_params(float_cfg, params)
+        return integer_params(float_cfg, params, cfg.activation_bits)
     if cfg.weights != "int8" or any(map(_is_rounded, jax.tree.leaves(params, is_leaf=_is_rounded))):
         check_params(cfg, params)
         return params
@@ -106,6 +116,10 @@ def fitted(params: Params, cfg: ModelConfig) -> Params:
 
 def _is_rounded(node: Any) -> bool:
     return isinstance(node, QTensor)
+
+
+def _is_integer(node: Any) -> bool:
+    return isinstance(node, IntMatrix)
 
 
 _quantize = jax.jit(quantize)  # matrices of one shape share a program

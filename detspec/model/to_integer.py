@@ -15,7 +15,7 @@ from detspec.integer.spec import FRACTION, LIMIT, IntMatrix, Scale
 from detspec.model.attention import Attention
 from detspec.model.fold_scales import WeightChange, folding, in_float64, unchanged, unit_of_stream
 from detspec.model.integer import NOT_INTEGER, IntegerAttention, IntegerMLP
-from detspec.model.integer_rows import fixed_epsilon
+from detspec.model.integer_rows import CAPS, SOFT_CAPS, fixed_epsilon, soft_cap_of
 from detspec.model.layers import Layer
 from detspec.model.mlp import GatedMLP
 from detspec.model.order_rotations import ordering
@@ -41,7 +41,7 @@ def integer_config(cfg: ModelConfig, activation_bits: int = 15) -> ModelConfig:
     for lacks, what in (
         (cfg.thinking is not None, "thoughts"),
         (cfg.norm != "rms" or cfg.norm_bias, "LayerNorm"),
-        (cfg.logit_softcap is not None, "capped logits"),
+        (cfg.logit_softcap is not None and not CAPS[0] <= cfg.logit_softcap <= CAPS[1], SOFT_CAPS.format("logits")),
         (cfg.learned_positions, "learned positions"),
         (cfg.weights is not None, "matrices that were rounded before"),
         (cfg.d_model > MAX_WIDTH, f"streams wider than {MAX_WIDTH}"),
@@ -158,20 +158,22 @@ def spec_model(cfg: ModelConfig, params: Params) -> tuple[dict[str, Any], spec.S
     mixers = [layer.mixer for layer in cfg.layers]
     first = mixers[0]
     assert cfg.activation_bits is not None, "a model in floats"
-    shapes = {(mixer.num_heads, mixer.num_kv_heads, mixer.scores.scale, mixer.has_wide_norms) for mixer in mixers}
+    shapes = {(mixer.num_heads, mixer.num_kv_heads, mixer.score_scale_of_two(), mixer.has_wide_norms) for mixer in mixers}
     if len(shapes) > 1 or len({layer.ff.activation for layer in cfg.layers}) > 1:
-        raise InputError("oracles take models whose layers have the same heads, scale of scores and activation")
-    mantissa, exponent = first.score_scale_of_two()
+        raise InputError("oracles take models whose layers have the same heads, scale and soft cap of scores, and activation")
+    score = first.score_scale_of_two()
     shape = spec.Sizes(
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
-        score_mantissa=mantissa,
-        score_exponent=exponent,
+        score_mantissa=score.mantissa,
+        score_exponent=score.exponent,
         epsilon=fixed_epsilon(cfg.norm_eps),
         steps=tuple(tuple(mixer.steps) for mixer in mixers),
         windows=tuple(mixer.window for mixer in mixers),
         activation_bits=cfg.activation_bits,
         activation=cfg.layer(0).ff.activation,
+        score_cap=score.cap,
+        logit_cap=soft_cap_of(cfg.logit_softcap),
     )
     wide = jax.tree.map(lambda leaf: np.asarray(leaf) if leaf.dtype == jnp.int8 else np.asarray(leaf, np.int64), params)
     return wide, shape

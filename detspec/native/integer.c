@@ -591,6 +591,7 @@ typedef struct {
   int32_t *y;                                 /* [G * W, N, H] */
   int32_t *scores;                            /* [items, TILE, stride] */
   int64_t stride, blocks, windows, window, heads, kv_heads, head_dim, page, max_pages, sliding, score_mantissa, score_exponent;
+  int32_t cap, cap_mantissa, cap_exponent; /* the limit of scores, or 0; the factor of exponents */
 } IntegerAttention;
 
 /* One head of one position, and what it has seen: its largest score, the highest exponents of keys and of values, and the sum of
@@ -600,18 +601,38 @@ typedef struct {
   int32_t position, start, mantissa, exponent, largest, of_keys, of_values;
 } Query;
 
+/* Soft caps of a line: see `spec.soft_capped`. A quotient is floor(2^31 / below) - 2^15. */
+INLINE void cap_line(const IntegerAttention *a, int32_t *x) {
+  int32_t size[LINE], m[LINE], r[LINE], d[LINE], limit[LINE];
+  OF_LINE size[i] = x[i] < 0 ? -x[i] : x[i];
+  OF_LINE m[i] = a->cap_mantissa;
+  OF_LINE r[i] = -a->cap_exponent;
+  scale_line(size, m, r, d);
+  OF_LINE {
+    int32_t shift;
+    const int32_t power = power_of(d[i], &shift), below = (1 << 15) + ((power + (int32_t)((1u << shift) >> 1)) >> shift);
+    const int32_t half = inverse_of(below), rest = (1 << 30) - half * below;
+    m[i] = 2 * half + (2 * rest >= below) - (1 << 15);
+  }
+  OF_LINE limit[i] = a->cap;
+  OF_LINE r[i] = 15;
+  scale_line(limit, m, r, d);
+  OF_LINE x[i] = size[i] >= LIMIT ? x[i] : x[i] < 0 ? -d[i] : d[i];
+}
+
 /* Turns the products of a query with `num` keys, the first at position `at`, into scores; those out of sight have NO_SCORE. */
-static void score_line(Query *query, const int64_t *products, const int32_t *k_scale, const int32_t *v_scale, int64_t at,
-                       int64_t num, int32_t *scores) {
+static void score_line(const IntegerAttention *a, Query *query, const int64_t *products, int64_t slot, int64_t at, int64_t num,
+                       int32_t *scores) {
   const int32_t first = (int32_t)(query->start - at), last = (int32_t)MIN(query->position - at, num - 1);
   const int32_t mantissa = query->mantissa, exponent = query->exponent;
   int32_t of_keys[LINE], of_values[LINE], x[LINE], m[LINE], r[LINE], found[LINE];
-  load_line(k_scale, num, of_keys);
-  load_line(v_scale, num, of_values);
+  load_line(a->k_scale + slot, num, of_keys);
+  load_line(a->v_scale + slot, num, of_values);
   OF_LINE x[i] = (int32_t)products[i];
   OF_LINE m[i] = (mantissa * (of_keys[i] & 0xffff) + (1 << 14)) >> 15;
   OF_LINE r[i] = (i >= first) & (i <= last) ? -(exponent + (of_keys[i] >> 16)) : 47;
   scale_line(x, m, r, found);
+  if (a->cap) cap_line(a, found);
   int32_t largest = NO_SCORE, highest_of_keys = -LOST, highest_of_values = -LOST;
   OF_LINE scores[i] = (i >= first) & (i <= last) ? found[i] : NO_SCORE;
   OF_LINE largest = MAX(largest, scores[i]);
@@ -718,7 +739,7 @@ static void attend_in_integers(const IntegerAttention *a, int rows, int64_t g, i
       int64_t products[TILE * LINE] = {0};
       integer_sums(rows, q, MOST_HEAD, a->k + (slot + s) * H, H, num, products);
       for (int r = 0; r < rows; r++)
-        score_line(query + r, products + r * LINE, a->k_scale + slot + s, a->v_scale + slot + s, block * page + s, num,
+        score_line(a, query + r, products + r * LINE, slot + s, block * page + s, num,
                    scores + r * a->stride + block * page + s);
     }
   }
@@ -769,7 +790,8 @@ static void run_integer_attention(const void *task, int64_t item) {
 }
 
 /* (q values int32 [G * W, N, H], mantissa and exponent [G * W, N], keys int8 [pages, K, page, H], their scales int32
-   [pages, K, page], values and theirs, page tables [G, max_pages], positions [G, W]; score_exponent, score_mantissa, sliding)
+   [pages, K, page], values and theirs, page tables [G, max_pages], positions [G, W]; cap, cap_exponent, cap_mantissa, score_exponent,
+   score_mantissa, sliding)
    -> fixed int32 [G * W, N, H] */
 XLA_FFI_Error *detspec_integer_attention(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
@@ -793,9 +815,12 @@ XLA_FFI_Error *detspec_integer_attention(XLA_FFI_CallFrame *frame) {
       .kv_heads = keys->dims[1],
       .page = keys->dims[2],
       .max_pages = args[7]->dims[1],
-      .score_exponent = *(const int32_t *)attribute(frame, 0),
-      .score_mantissa = *(const int32_t *)attribute(frame, 1),
-      .sliding = *(const int32_t *)attribute(frame, 2),
+      .cap = *(const int32_t *)attribute(frame, 0),
+      .cap_exponent = *(const int32_t *)attribute(frame, 1),
+      .cap_mantissa = *(const int32_t *)attribute(frame, 2),
+      .score_exponent = *(const int32_t *)attribute(frame, 3),
+      .score_mantissa = *(const int32_t *)attribute(frame, 4),
+      .sliding = *(const int32_t *)attribute(frame, 5),
   };
   if (task.head_dim > MOST_HEAD || task.page > MOST_PAGE)
     return fail(frame, "detspec_integer_attention: unsupported arguments");

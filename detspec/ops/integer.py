@@ -24,6 +24,7 @@ from detspec.integer.spec import (
     Cached,
     IntMatrix,
     Scale,
+    SoftCap,
     block_of,
 )
 
@@ -244,6 +245,16 @@ def power(d: jax.Array) -> tuple[jax.Array, jax.Array]:
     for coefficient in EXP2[3::-1]:
         a = ((a * fraction) >> 16) + coefficient
     return a, jnp.minimum(d >> 16, 31)
+
+
+def soft_capped(x: jax.Array, cap: SoftCap) -> jax.Array:
+    """See `spec.soft_capped`."""
+    size = absolute(x).astype(I32)
+    a, shift = power(scaled(size, cap.mantissa, -cap.exponent))
+    p = rounded_shift(a, shift)
+    tanh = lax.div((2**15 - p) << 15, 2**15 + p)
+    found = scaled(jnp.full_like(x, cap.limit), tanh, 15)
+    return jnp.where(size >= LIMIT, x, jnp.where(x < 0, -found, found))
 
 
 def gelu_exponent(x: jax.Array) -> jax.Array:

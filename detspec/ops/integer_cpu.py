@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.cache import KV, Int8Pages
-from detspec.integer.spec import BEND, INVERSE_ROOTS, LOGS, Activations, IntMatrix, Scale
+from detspec.integer.spec import BEND, INVERSE_ROOTS, LOGS, Activations, IntMatrix, Scale, SoftCap
 from detspec.native.library import kernel
 from detspec.ops.integer import I32
+from detspec.ops.integer_pages import ScoreScale
 
 
 def products(row: Activations, *matrices: IntMatrix, bits: int = 15) -> list[jax.Array]:
@@ -32,14 +33,21 @@ def gated(gate: jax.Array, up: jax.Array, activation: str = "silu", *, spread: b
 
 
 def attended(
-    q: Activations, pools: KV, tables: jax.Array, positions: jax.Array, *, score: tuple[int, int], window: int | None
+    q: Activations, pools: KV, tables: jax.Array, positions: jax.Array, *, score: ScoreScale, window: int | None
 ) -> jax.Array:
     """See `ops.integer_pages.attended`."""
     call = kernel("detspec_integer_attention", jnp.float32, jax.ShapeDtypeStruct(q.values.shape, I32))
     pages = (leaf for part in pools for leaf in (part.values, part.scale))  # type: ignore[union-attr]
-    mantissa, exponent = map(np.int32, score)
-    sliding = np.int32(window or 0)
-    return call(*q, *pages, tables, positions, score_exponent=exponent, score_mantissa=mantissa, sliding=sliding)
+    cap = score.cap or SoftCap(0, 0, 0)
+    numbers = {
+        "cap": cap.limit,
+        "cap_exponent": cap.exponent,
+        "cap_mantissa": cap.mantissa,
+        "score_exponent": score.exponent,
+        "score_mantissa": score.mantissa,
+        "sliding": window or 0,
+    }
+    return call(*q, *pages, tables, positions, **{name: np.int32(number) for name, number in numbers.items()})
 
 
 def appended(

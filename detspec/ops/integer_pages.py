@@ -2,7 +2,8 @@
 
 A slot has `mantissa + 2**16 * exponent` of its token and head. Attention looks at a block of pages twice: first for the largest
 score and exponent, then for the sums, which may be added up in any order. One block that holds all pages is looked at once, and
-is no loop: a GPU asks its host whether a loop goes on.
+is no loop: a GPU asks its host whether a loop goes on. Sums over all positions need more than 32 bits, so they are held in two
+words, `high * 2**8 + low`, and after each block the lower one is carried.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from detspec.cache import Int8Pages, append
-from detspec.integer.spec import FRACTION, LIMIT, Activations, Cached
+from detspec.integer.spec import FRACTION, LIMIT, Activations, Cached, SoftCap
 from detspec.ops import integer
-from detspec.ops.integer import I32, NO_SCORE, U32
+from detspec.ops.integer import I32, NO_SCORE
+
+MOST_AT_ONCE = 2**16  # positions of a block, or of a page, whose sums 32 bits hold
 
 
 class PageLayout(NamedTuple):
@@ -37,6 +40,14 @@ PLAIN = PageLayout()
 GPU = PageLayout(block=2048, value_slot_axis=3, by_words=True)
 
 
+class ScoreScale(NamedTuple):
+    """Numbers that scores are multiplied with, times log2(e): about `mantissa * 2**exponent`; and their soft cap."""
+
+    mantissa: int
+    exponent: int
+    cap: SoftCap | None = None
+
+
 class Queries(NamedTuple):
     """The queries of each KV head, by heads and then by windows."""
 
@@ -46,12 +57,18 @@ class Queries(NamedTuple):
     position: jax.Array  # [G, Q * W] int32
 
 
+class Words(NamedTuple):
+    """Sums `high * 2**8 + low`."""
+
+    high: jax.Array  # int32
+    low: jax.Array  # int32, 0 .. 255 once it is `carried`
+
+
 class Sums(NamedTuple):
     """Sums over all positions that a query sees."""
 
-    of_all: jax.Array  # [G, K, Q * W] uint32, of probabilities
-    of_high: jax.Array  # [G, K, Q * W, H] int32, of values times the words of their weights
-    of_low: jax.Array  # [G, K, Q * W, H] int32
+    of_all: Words  # [G, K, Q * W], of probabilities
+    of_values: Words  # [G, K, Q * W, H], of values times their weights
     highest: jax.Array  # [G, K, Q * W] int32, of exponents of values
     is_bad: jax.Array  # [G, K, Q * W] bool, whether a key or value had left its range
 
@@ -74,13 +91,13 @@ def attended(
     tables: jax.Array,
     positions: jax.Array,
     *,
-    score: tuple[int, int],
+    score: ScoreScale,
     window: int | None,
     layout: PageLayout = PLAIN,
 ) -> jax.Array:
     """Attention of queries `[G * W, N, H]` at `positions [G, W]` over pages by `tables [G, max_pages]`: fixed `[G * W, N, H]`.
 
-    `score` is the mantissa and the exponent of what scores are multiplied with; see `spec.attended`.
+    See `spec.attended`.
     """
     G = positions.shape[0]
     K, page, H = pools.k.values.shape[1:]
@@ -107,7 +124,9 @@ def attended(
     def scores(step: int | jax.Array, keys: Cached) -> jax.Array:
         high, low = jnp.split(_each(queries.words, keys.values, 3, 3), 2, axis=2)
         total = (high << 8) + low
-        return jnp.where(visible_at(step), scores_of(total, queries.mantissa, queries.exponent, keys), NO_SCORE)
+        found = scores_of(total, queries.mantissa, queries.exponent, keys)
+        found = found if score.cap is None else integer.soft_capped(found, score.cap)
+        return jnp.where(visible_at(step), found, NO_SCORE)
 
     def look(step: int | jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         largest, highest, is_bad = carry
@@ -121,13 +140,16 @@ def attended(
             is_bad | (visible & lost).any(-1),
         )
 
-    def add(step: int | jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        of_all, of_high, of_low = carry
+    def add(step: int | jax.Array, carry: tuple[Words, Words]) -> tuple[Words, Words]:
+        of_all, of_values = carry
         keys = block_of(pools.k, step)
         values = block_of(pools.v, step, layout.value_slot_axis)
         p, weight = weights_of(scores(step, keys), largest, highest, values, visible_at(step))
         more_high, more_low = jnp.split(_each(words_of(weight), values.values, 3, layout.value_slot_axis), 2, axis=2)
-        return of_all + p.sum(-1, dtype=U32), of_high + more_high, of_low + more_low
+        return (
+            carried(of_all.high, of_all.low + p.sum(-1, dtype=I32)),
+            carried(of_values.high + more_high, of_values.low + more_low),
+        )
 
     def over_blocks(body: Callable[..., Any], first: Any) -> Any:
         if at_once == max_pages:
@@ -138,23 +160,22 @@ def attended(
     least = jnp.full(rows, NO_SCORE, I32)
     largest, highest, is_bad = over_blocks(look, (least, least, jnp.zeros(rows, bool)))
     highest = or_none(highest)
-    nothing = jnp.zeros(rows, U32), jnp.zeros((*rows, H), I32), jnp.zeros((*rows, H), I32)
-    of_all, of_high, of_low = over_blocks(add, nothing)
-    return quotients(queries, Sums(of_all, of_high, of_low, highest, is_bad), positions.shape)
+    nothing = (Words(*(jnp.zeros(shape, I32) for _ in "hl")) for shape in (rows, (*rows, H)))
+    of_all, of_values = over_blocks(add, tuple(nothing))
+    return quotients(queries, Sums(of_all, of_values, highest, is_bad), positions.shape)
 
 
-def queries_of(q: Activations, positions: jax.Array, num_kv_heads: int, score: tuple[int, int]) -> Queries:
+def queries_of(q: Activations, positions: jax.Array, num_kv_heads: int, score: ScoreScale) -> Queries:
     """The queries `q [G * W, N, H]` at `positions [G, W]` of each KV head."""
     G, W = positions.shape
-    mantissa, exponent = score
 
     def by_head(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [G, K, Q * W, ...]
         x = x.reshape(G, W, num_kv_heads, -1, *x.shape[2:])
         return jnp.moveaxis(x, 1, 3).reshape(G, num_kv_heads, -1, *x.shape[4:])
 
-    of_query = by_head(integer.rounded_shift(q.mantissa * mantissa, 15))
+    of_query = by_head(integer.rounded_shift(q.mantissa * score.mantissa, 15))
     Q = of_query.shape[2] // W
-    return Queries(words_of(by_head(q.values)), of_query, by_head(q.exponent + exponent), jnp.tile(positions, (1, Q)))
+    return Queries(words_of(by_head(q.values)), of_query, by_head(q.exponent + score.exponent), jnp.tile(positions, (1, Q)))
 
 
 def words_of(x: jax.Array) -> jax.Array:
@@ -189,6 +210,11 @@ def weights_of(
     return p, integer.rounded_shift(p * values.mantissa, fall)
 
 
+def carried(high: jax.Array, low: jax.Array) -> Words:
+    """Moves what a lower word has beyond 8 bits to the upper one."""
+    return Words(high + (low >> 8), low & 0xFF)
+
+
 def or_none(highest: jax.Array) -> jax.Array:
     """`highest`, or 0 of rows that see nothing, which pad a pass."""
     return jnp.where(highest == NO_SCORE, 0, highest)
@@ -197,12 +223,13 @@ def or_none(highest: jax.Array) -> jax.Array:
 def quotients(queries: Queries, sums: Sums, shape: tuple[int, ...]) -> jax.Array:
     """Fixed `[G * W, N, H]`, of windows of `shape (G, W)`."""
     G, W = shape
-    _, K, rows, H = sums.of_high.shape
-    of_all = jnp.maximum(sums.of_all, 2**14)
-    fall = integer.bit_length(of_all) - 15
-    carried = jnp.where(fall > 0, (of_all >> jnp.maximum(fall - 1, 0).astype(U32)) & 1, 0)
-    inverse = lax.div(jnp.full(fall.shape, 2**29, I32), ((of_all >> fall.astype(U32)) + carried).astype(I32))
-    total = sums.of_high + ((sums.of_low + 128) >> 8)
+    _, K, rows, H = sums.of_values.high.shape
+    high = jnp.maximum(sums.of_all.high, 2**6)  # one probability is 2**14
+    fall = integer.bit_length(high) - 7
+    of_few = integer.rounded_shift(jnp.minimum(high, 2**15) * 2**8 + sums.of_all.low, fall)
+    of_many = integer.rounded_shift(high, jnp.maximum(fall - 8, 0))  # the lower word is below half of what is rounded
+    inverse = lax.div(jnp.full(fall.shape, 2**29, I32), jnp.where(fall > 8, of_many, of_few))
+    total = sums.of_values.high + ((sums.of_values.low + 128) >> 8)
     found = integer.scaled(total, inverse[..., None], (fall - sums.highest - 10)[..., None])
     found = jnp.where((sums.is_bad | integer.is_lost(queries.exponent))[..., None], LIMIT, found)
     return jnp.moveaxis(found.reshape(G, K, rows // W, W, H), 3, 1).reshape(G * W, -1, H)

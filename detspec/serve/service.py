@@ -141,8 +141,9 @@ class Service:
         assert self.options.weights_dir is not None
         if not name or name in (".", "..") or "/" in name or "\\" in name or not _is_folder(self.options.weights_dir / name):
             raise InputError(f"there is no folder of weights {name!r}; give the name of one in the folder of --weights-dir")
-        loaded = await asyncio.to_thread(load, self.options.weights_dir / name)
-        if dataclasses.replace(loaded.cfg, weights=self.model.cfg.weights) != self.model.cfg:
+        loading = dataclasses.replace(self.model.loading, weights=self.model.cfg.weights)
+        loaded = await asyncio.to_thread(load, self.options.weights_dir / name, **loading.keywords)
+        if loaded.cfg != self.model.cfg:
             raise InputError(f"the folder {name!r} holds a model of another shape or dtype than the one that is served")
         async with self._one_update:  # the log names one's weights before the next change them
             await self.thread.run_idle(lambda: self._use(loaded.params, weight_version))

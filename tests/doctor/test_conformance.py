@@ -1,6 +1,7 @@
 """Conformance with "integer/1": this device gives the hashes of the package, and each falsified operation is named."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.doctor import conformance as doctor
-from detspec.doctor.conformance import ConformanceReport, device_functions
+from detspec.checkpoint.load import load
+from detspec.doctor.conformance import SHIPPED, ConformanceReport
+from detspec.engine.conformance import device_functions
+from detspec.environment import chosen_schedule
 from detspec.integer import conformance, spec
-from detspec.ops.integer_functions import integer_functions
 from detspec.schedule import Numerics
 from tests.integer.models import SCHEDULE
 
+NUMERICS = chosen_schedule(None, load(SHIPPED, weights="integer").cfg).numerics
 KNOWN = {name: digest for name, digest in conformance.expected().items() if name != conformance.TEXTS}
 
 KNOWN_OF_8_BITS = {name: digest for name, digest in conformance.expected(8).items() if name != conformance.TEXTS}
@@ -22,7 +25,7 @@ KNOWN_OF_8_BITS = {name: digest for name, digest in conformance.expected(8).item
 
 @pytest.fixture(scope="module")
 def functions() -> SimpleNamespace:
-    return device_functions()
+    return device_functions(NUMERICS)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def test_definition_has_them_too():
 
 def test_operations_with_activations_of_8_bits_have_hashes_of_their_own():
     assert list(KNOWN_OF_8_BITS) == list(conformance.OF_BITS)
-    assert conformance.digests(device_functions(8), 8) == KNOWN_OF_8_BITS
+    assert conformance.digests(device_functions(NUMERICS, 8), 8) == KNOWN_OF_8_BITS
     for name, digest in KNOWN_OF_8_BITS.items():
         assert digest != KNOWN[name]
 
@@ -49,8 +52,17 @@ def test_operations_with_activations_of_8_bits_have_hashes_of_their_own():
 def test_operations_of_further_families_have_hashes_of_their_own():
     expected = conformance.family_expected()
     assert conformance.family_digests() == expected
-    assert conformance.family_digests(device_functions) == expected
+    assert conformance.family_digests(partial(device_functions, NUMERICS)) == expected
     assert len({*expected.values(), *KNOWN.values()}) == len(expected) + len(KNOWN)
+
+
+def test_operations_of_soft_caps_have_hashes_of_their_own(functions):
+    expected = conformance.soft_cap_expected()
+    assert conformance.soft_cap_digests() == conformance.soft_cap_digests(functions) == expected
+    assert not {*expected.values()} & {*KNOWN.values()}
+    changed = SimpleNamespace(**{**vars(functions), "soft_capped": with_another_bit(functions.soft_capped)})
+    report = ConformanceReport("a device", conformance.soft_cap_digests(changed), expected)
+    assert report.differing == ["soft cap"], "the control: another bit"
 
 
 @pytest.mark.parametrize("name", ["gelu_gated", "normed_after"])
@@ -68,10 +80,9 @@ HOPPER = Numerics(page=16, implementation="pallas_gpu", linear="pinned", cache_d
 
 
 @pytest.mark.parametrize("numerics", [SCHEDULE.numerics, pytest.param(HOPPER, marks=pytest.mark.kernels)], ids=["xla", "gpu"])
-def test_operations_for_other_devices_have_them(monkeypatch: pytest.MonkeyPatch, numerics: Numerics):
-    monkeypatch.setattr(doctor, "integer_functions", lambda _, bits: integer_functions(numerics, bits))
-    assert conformance.digests(device_functions()) == KNOWN
-    assert conformance.digests(device_functions(8), 8) == KNOWN_OF_8_BITS
+def test_operations_for_other_devices_have_them(numerics: Numerics):
+    assert conformance.digests(device_functions(numerics)) == KNOWN
+    assert conformance.digests(device_functions(numerics, 8), 8) == KNOWN_OF_8_BITS
 
 
 def with_another_bit(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,7 +133,7 @@ def test_control_operation_with_one_other_bit_is_named(name, functions):
 
 def test_wrong_constant_is_found():
     """A real falsification, in the arithmetic itself: a rounding down instead of half up."""
-    down = device_functions(rounded_shift=lambda x, r: x >> jnp.minimum(r, 31))
+    down = device_functions(NUMERICS, rounded_shift=lambda x, r: x >> jnp.minimum(r, 31))
     assert conformance.digests(down)["rounded shift"] != KNOWN["rounded shift"]
 
 

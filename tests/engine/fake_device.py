@@ -39,6 +39,7 @@ class FakeDevice:
         self.num_pages = num_pages or config.max_requests * self.max_pages
         self.drafters = drafters_of(drafters or {})
         self.clock, self.place, self.riders, self.reader = BusyClock(), None, (), None
+        self.conforms = True
         self.room = Room(config.max_stop_ids, config.max_logit_bias)
         self.slots = np.zeros((self.num_pages + 1, schedule.numerics.page), np.uint64)  # page 0 is scratch
         self.places: dict[int, SimpleNamespace] = {}

@@ -4,12 +4,13 @@
 all that the value can be; an operation whose exact result may lie outside its type raises `Leaves`. Sums count their terms, so
 all their partial sums are inside, too, in whatever order a device adds.
 
-Intervals alone forget that two values hang together, so three things are remembered:
+Intervals alone forget that two values hang together, so four things are remembered:
 
     cases      bounds are arrays, one entry for each case; all values of a case hang together. `largest = max(abs(x))` makes
                cases of its own: in each, `abs(x)` is at most what `largest` can be. So does a bit length
     squares    `x * x` is not negative
     prefixes   `cumsum(x) - x` is not negative, if `x` is not
+    pieces     words that are joined for one product have their own bounds again where its sums are split
 
 Functions with a contract are not walked where they are called: their arguments must lie in the contract's domain, and the
 contract says what comes out. Each contract has a proof of its own.
@@ -56,6 +57,8 @@ class Interval:
         self.prefix_of: Interval | None = None  # it is the running sum of that
         self.shifted_by: Interval | None = None  # so many of its lowest bits are 0
         self.parts: tuple[Interval, ...] = ()  # its lower 16 bits, and the rest
+        self.pieces: tuple[Interval, ...] = ()  # it is these, of one size, one after the other along `axis`
+        self.axis = 0
 
     def copy(self) -> "Interval":
         """An interval of its own, which new cases may part."""
@@ -134,6 +137,8 @@ class Bounds:
             return [None] * len(kinds)
         found = self.result(name, eqn, given)
         results = [found] * len(kinds)
+        if name == "split" and len(given[0].pieces) == len(kinds) and given[0].axis == eqn.params["axis"]:
+            results = list(given[0].pieces) if len(set(eqn.params["sizes"])) == 1 else results
         return [self.keep(self.fitted(each, kind, eqn)) for each, kind in zip(results, kinds, strict=True)]
 
     def fitted(self, found: Interval, kind: Any, eqn: Any) -> Interval:
@@ -213,7 +218,12 @@ class Bounds:
         if name == "select_n":
             return selected(*given)
         if name in ("concatenate", "pad"):
-            return joined(*given)
+            found = joined(*given)
+            sizes = {var.aval.shape for var in eqn.invars}
+            if name == "concatenate" and len(sizes) == 1:
+                found.pieces = tuple(given)
+                found.axis = eqn.params["dimension"]
+            return found
         if name in ("reduce_sum", "cumsum"):
             axes = eqn.params.get("axes", (eqn.params.get("axis"),))
             terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in axes)
@@ -221,10 +231,19 @@ class Bounds:
             found.prefix_of = a if name == "cumsum" else None
             return found
         if name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
+            (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
             terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-            each = corners(np.multiply, a, b)
-            return Interval(np.minimum(each.lo, 0) * terms, np.maximum(each.hi, 0) * terms)
+
+            def sums(a: Interval) -> Interval:
+                each = corners(np.multiply, a, b)
+                return Interval(np.minimum(each.lo, 0) * terms, np.maximum(each.hi, 0) * terms)
+
+            found = sums(a)
+            free = [axis for axis in range(eqn.invars[0].aval.ndim) if axis not in (*contracted, *batch)]
+            if a.pieces and a.axis in free:
+                found.pieces = tuple(self.keep(sums(piece)) for piece in a.pieces)  # type: ignore[misc]
+                found.axis = len(batch) + free.index(a.axis)
+            return found
         if name in ("reduce_or", "reduce_and", "is_finite"):
             return Interval(0, 1) if name == "is_finite" else a
         if name == "bitcast_convert_type" and a is not None:

@@ -44,6 +44,15 @@ FAMILIES: dict[str, ModelConfig] = {
     name: dense_config(**{**SMALL, "dtype": "float32", **changes})
     for name, changes in {
         "gemma": GEMMA,
+        "gemma2": {
+            **GEMMA,
+            "post_norms": True,
+            "score_dim": 20.0,
+            "attn_softcap": 5.0,
+            "logit_softcap": 3.0,
+            "sliding_window": 9,
+            "sliding_layers": (True, False),
+        },
         "gemma3": {
             **GEMMA,
             "post_norms": True,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from detspec.integer import spec
-from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, IntMatrix, Scale, Wishes
+from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, IntMatrix, Scale, SoftCap, Wishes
 from detspec.ops import integer, integer_choices
 from tests.integer.falsified import falsified
 
@@ -403,7 +403,25 @@ CASES = {
         ("GELU_MOST)", "GELU_MOST - 2**16)"),
         ("(x, 4)", "(x, 5)"),
         ("root, 12)", "root, 12) + 1"),
-        ("GELU[1], 16)", "GELU[1] + 1, 16)"),
+        ("GELU[1], 16)", "(GELU[1] + 1), 16)"),
+    ),
+    "soft_capped": plainly(
+        integer,
+        "soft_capped",
+        lambda rng: (np.append(np.arange(-(2**21), 2**21, 97), numbers(rng, NUM)),),
+        ("2**15 - p", "2**15 - p - 1"),
+        ("tanh, 15", "tanh, 14"),
+        ("LIMIT, x", "LIMIT, found"),
+        ("-found, found", "found, found"),
+        ("-cap.exponent", "1 - cap.exponent"),
+        fixed=(SoftCap(30 << 16, 25_213, -18),),
+    ),
+    "soft_capped, of large caps": plainly(
+        integer,
+        "soft_capped",
+        lambda rng: (numbers(rng, NUM),),
+        ("absolute(x)", "jnp.minimum(absolute(x), 2**26)"),
+        fixed=(SoftCap(2**28, 23_637, -26),),
     ),
     "gated, gelu_tanh": plainly(
         integer,

@@ -20,6 +20,7 @@ from detspec.integer.spec import FRACTION, Text
 from detspec.model import fold_scales
 from detspec.model.dense import with_fields
 from detspec.model.fold_scales import folding
+from detspec.model.integer_rows import soft_cap_of
 from detspec.model.order_rotations import order_of, ordering
 from detspec.model.to_integer import integer_config
 from detspec.model.transformer import forward_sequences
@@ -69,6 +70,16 @@ def test_gelu_is_near_and_is_no_silu():
 
     assert error("gelu_tanh") < 2**-13
     assert error("silu") > 0.1
+
+
+@pytest.mark.parametrize("cap", [0.0625, 3.0, 30.0, 1024.0])
+def test_soft_cap_is_near_tanh_and_is_no_cut(cap: float):
+    given = soft_cap_of(cap)
+    assert given is not None
+    x = np.linspace(-4 * given.limit, 4 * given.limit, 20_001).astype(np.int64)
+    expected = cap * np.tanh(x / 2.0**FRACTION / cap)
+    assert np.abs(spec.soft_capped(x, given) / 2.0**FRACTION - expected).max() < 2**-13 * cap + 2**-16
+    assert np.abs(np.clip(x, -given.limit, given.limit) / 2.0**FRACTION - expected).max() > 0.2 * cap
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ This is a proof by intervals, see `intervals`: bounds of the arguments go throug
 What wraps by definition is left out: threefry, and the whole turns of an angle (`turned_by`). Bits that `scaled` shifts out are
 looked for by itself (`fits`).
 
-Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 524160`, 131072 positions.
+Limits: `D <= 32768`, `d_ff` and `N * H <= 131072`, `H <= 512`, `V <= 524160`, 262144 positions.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ import pytest
 
 from detspec.cache import KV, Int8Pages
 from detspec.integer import spec
-from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, IntMatrix, Scale
+from detspec.integer.spec import LIMIT, LOST, MAX_POSITIONS, Activations, IntMatrix, Scale, SoftCap
 from detspec.ops import integer, integer_choices, integer_pages
-from detspec.ops.integer_pages import PageLayout
+from detspec.ops.integer_pages import GPU, MOST_AT_ONCE, PageLayout, ScoreScale
 from tests.integer.falsified import falsified
 from tests.integer.intervals import Bounds, Contract, Interval, Leaves, array, bits_of, corners, joined, magnitude, require
 
@@ -30,9 +30,10 @@ FIXED = Interval(-LIMIT, LIMIT)
 MANTISSA = Interval(2**14 - 8, 2**15 + 16)  # of a row: 2**14, or a root
 OF_MATRIX = Interval(2**14, 2**15)
 EXPONENT = Interval(-2000, 3 * LOST)
-SCORE = (2**15, -20)  # the largest mantissa of what scores are multiplied with
+SCORE = ScoreScale(2**15, -20, SoftCap(2**28, 2**15, -26))  # the largest mantissa of what scores are multiplied with
 ROOT = MANTISSA
 OF_CACHED = Interval(2**13, 33_050)
+OF_VALUES = Interval(2**13, 16_525)
 UP_TO_14 = Interval(-(2**14) + 1, 2**14 - 1)
 SPREAD = Interval(-(2**29 + 2**22), 2**29 + 2**22)  # exact sums end at 2**29; words of 8 bits are bounded apart
 
@@ -354,6 +355,15 @@ def test_gelu_stays_inside():
     assert within(bounds_of(gated, fixed(4, WIDE), fixed(4, WIDE)).values, UP_TO_14)
 
 
+@pytest.mark.parametrize("exponent", [-60, -26, -18, 0, 20])
+@pytest.mark.parametrize("limit", [1, 30 << 16, 2**28])
+def test_soft_caps_stay_inside_and_below_their_limit(limit: int, exponent: int):
+    cap = SoftCap(limit, 2**15, exponent)
+    inside = array(4), Interval(1 - LIMIT, LIMIT - 1)
+    assert within(bounds_of(lambda x: integer.soft_capped(x, cap), inside), Interval(-limit, limit))
+    assert within(bounds_of(lambda x: integer.soft_capped(x, cap), fixed(4)), FIXED)
+
+
 @pytest.mark.parametrize("values", [UP_TO_14, SPREAD])
 def test_rows_as_the_stream_takes_them_stay_inside(values: Interval):
     shapes, bounds = row(D)
@@ -432,37 +442,42 @@ def test_penalties_and_biases_stay_inside():
 # --- Attention ---------------------------------------------------------------------------------------------------------------
 
 
-def attended(positions: int) -> Interval:
-    """Bounds of attention over so many positions, all in one block: sums have as many terms in any blocks."""
-    pages = Int8Pages(array(1, 1, positions, H, dtype=jnp.int8), array(1, 1, positions))
+def attended(positions: int, block: int) -> Interval:
+    """Bounds of attention over so many positions, a page of `block` of them at once."""
+    pages = Int8Pages(array(1, 1, block, H, dtype=jnp.int8), array(1, 1, block))
 
     def run(*given: Any) -> Any:
         q, mantissa, exponent, k, of_k, v, of_v, looking_from = given
         pools = KV(Int8Pages(k, of_k), Int8Pages(v, of_v))
         query = Activations(q, mantissa, exponent)
-        tables = jnp.zeros((1, 1), jnp.int32)
-        return integer_pages.attended(
-            query, pools, tables, looking_from, score=SCORE, window=None, layout=PageLayout(positions)
-        )
+        tables = jnp.zeros((1, positions // block), jnp.int32)
+        return integer_pages.attended(query, pools, tables, looking_from, score=SCORE, window=None, layout=PageLayout(block))
 
-    def packed() -> Interval:
+    def packed(mantissa: Interval) -> Interval:
         found = Interval(-(2**31), 2**31 - 1)
-        found.parts = Interval(OF_CACHED.lo, OF_CACHED.hi), Interval(-(2**15), LOST)
+        found.parts = Interval(mantissa.lo, mantissa.hi), Interval(-(2**15), LOST)
         return found
 
     numbers = pages.values, Interval(-127, 127)
     query = (array(1, 1, H), UP_TO_14), (array(1, 1), MANTISSA), (array(1, 1), EXPONENT)
-    of_pages = numbers, (pages.scale, packed()), numbers, (pages.scale, packed())
+    of_pages = numbers, (pages.scale, packed(OF_CACHED)), numbers, (pages.scale, packed(OF_VALUES))
     return Bounds(CONTRACTS).of(run, *query, *of_pages, (array(1, 1), Interval(-1, positions - 1)))
 
 
-def test_attention_stays_inside_and_so_does_each_partial_sum():
-    assert within(attended(MAX_POSITIONS), FIXED)
+def test_scales_of_values_are_half_of_those_of_keys():
+    given = Activations(array(4, H), array(4), array(4)), Activations(UP_TO_14, Interval(2**14, 2**14), EXPONENT)
+    assert within(bounds_of(integer.cached, fixed(4, H), given).mantissa, OF_VALUES)
 
 
-def test_attention_over_more_positions_may_leave():
+@pytest.mark.parametrize("block", [GPU.block, MOST_AT_ONCE])
+def test_attention_stays_inside_and_so_does_each_partial_sum(block: int):
+    assert within(attended(MAX_POSITIONS, block), FIXED)
+
+
+@pytest.mark.parametrize(("positions", "block"), [(2 * MAX_POSITIONS, MOST_AT_ONCE), (2 * MOST_AT_ONCE, 2 * MOST_AT_ONCE)])
+def test_attention_over_more_positions_or_more_at_once_may_leave(positions: int, block: int):
     with pytest.raises(Leaves):
-        attended(MAX_POSITIONS + MAX_POSITIONS // 16)
+        attended(positions, block)
 
 
 # --- Controls ----------------------------------------------------------------------------------------------------------------
@@ -476,6 +491,7 @@ def test_attention_over_more_positions_may_leave():
         ("cached", "127 << 22", "128 << 22"),
         ("gated", "2**30)", "2**31 - 1)"),
         ("gelu_exponent", "(x, 4)", "(x, 1)"),
+        ("soft_capped", "<< 15, 2**15 + p", "<< 17, 2**15 + p"),
         ("normed", "(squares & 0xFFFF)", "squares"),
     ],
 )
@@ -489,8 +505,13 @@ def test_control_of_function_with_a_falsified_line_leaves(function: str, old: st
         "cached": (fixed(4, H), (Activations(array(4, H), array(4), array(4)), Activations(UP_TO_14, MANTISSA, EXPONENT))),
         "gated": (fixed(4, WIDE), fixed(4, WIDE)),
         "gelu_exponent": ((array(4), Interval(0, LIMIT)),),
+        "soft_capped": (fixed(4),),
         "normed": (fixed(4, D), (Scale(array(D), array()), Scale(Interval(-(2**14), 2**14), Interval(-100, 200)))),
     }[function]
-    fn = (lambda x, scale: copy.normed(x, scale, 1)) if function == "normed" else getattr(copy, function)
+    last = {"normed": (1,), "soft_capped": (SCORE.cap,)}.get(function, ())
+
+    def fn(*args: Any) -> Any:
+        return getattr(copy, function)(*args, *last)
+
     with pytest.raises(Leaves):
         bounds_of(fn, *given)

@@ -82,6 +82,19 @@ def test_texts_alone_in_reverse_and_again_have_the_same_bits(written, few_pages)
     assert bits(few_pages.generate(PROMPTS[::-1], SAMPLING[::-1]))[::-1] == written
 
 
+def test_texts_alone_among_seven_and_among_32_have_the_same_bits():
+    """Seven fill no program: those of 8 places run, with one place empty."""
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(32)]
+    sampling = [dataclasses.replace(SAMPLING[i % len(SAMPLING)], seed=i) for i in range(32)]
+    engine = make_engine(small(MAIN).model, max_requests=32)
+    of_32 = bits(engine.generate(prompts, sampling))
+    of_seven = bits(engine.generate(prompts[:7], sampling[:7]))
+    alone = [bits(engine.generate([p], [s]))[0] for p, s in zip(prompts[:7], sampling[:7], strict=True)]
+    assert alone == of_seven == of_32[:7]
+    assert alone[6] == defined(small(MAIN), prompts[6], alone[6][0], sampling[6])
+    assert of_32[9] != of_32[1], "the control: another seed"
+
+
 def test_texts_in_other_pages_windows_and_crowds_with_drafts_have_the_same_bits(written):
     engine = make_engine(
         small(MAIN).model,
@@ -145,9 +158,9 @@ def test_control_of_another_weight_changes_bits(written, few_pages):
     [
         ({"o_bias": True}, "bias of the attention's output"),
         ({"activation": "gelu"}, "activation"),
-        ({"attn_softcap": 5.0}, "soft cap"),
+        ({"attn_softcap": 0.01}, "soft caps of scores below 0.0625 or above 1024"),
         ({"parallel": True}, "parallel"),
-        ({"logit_softcap": 3.0}, "capped"),
+        ({"logit_softcap": 2000.0}, "soft caps of logits"),
         ({"qk_norm": True, "qk_norm_of": "rotated"}, "rotated"),
         ({"vocab_size": 524_288}, "vocabularies larger than 524160"),
         ({"norm_eps": 0.5}, "epsilon of 0.5"),

@@ -88,14 +88,16 @@ def texts_of(group: list[dict]) -> list[tuple[list[int], list[float]]]:
 
 
 @pytest.mark.slow
-def test_model_in_int8_takes_new_weights_in_its_own_dtype(tmp_path):
+@pytest.mark.parametrize("weights", ["int8", "integer"])
+def test_model_in_int8_or_of_integers_takes_new_weights_in_its_own_dtype(weights, tmp_path):
     write_folder(tmp_path / "first")
     write_folder(tmp_path / "second", init_params(BYTE_CFG, jax.random.key(2)))
     body = {"prompt": [5, 17, 9], "seed": 1, "max_tokens": 8, "logprobs": 0}
-    rounded = {name: load(tmp_path / name, weights="int8") for name in ("first", "second")}
-    with serving(make_engine(rounded["second"])) as server:
+    rounded = {name: load(tmp_path / name, weights=weights) for name in ("first", "second")}
+    changes = {"schedule": None} if weights == "integer" else {}
+    with serving(make_engine(rounded["second"], **changes)) as server:
         expected = server.ask(**body)
-    with serving(make_engine(rounded["first"]), weights_dir=tmp_path) as server:
+    with serving(make_engine(rounded["first"], **changes), weights_dir=tmp_path) as server:
         before = server.ask(**body)
         server.ask("/update_weights", path="second")
         after = server.ask(**body)
