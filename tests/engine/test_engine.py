@@ -1,6 +1,8 @@
 """The engine gives every deterministic request the bits of the functional core, whatever else is in the batch."""
 
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +118,20 @@ def test_stream_abandoned_half_way_leaves_the_engine_usable(one_row, each_alone)
     assert facts(one_row.generate(PROMPTS[:1], SAMPLING[0])[0]) == each_alone[0]
     stream.close()
     assert facts(one_row.generate(PROMPTS[:1], SAMPLING[0])[0]) == each_alone[0]
+
+
+LEFT_HALF_READ = """
+import detspec as ds
+engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=1, max_len=64, method="none"))
+updates = engine.stream("def f(", ds.SamplingParams(max_tokens=16))
+next(updates)
+"""
+
+
+@pytest.mark.slow
+def test_stream_left_half_read_says_nothing_as_the_interpreter_ends():
+    ended = subprocess.run([sys.executable, "-c", LEFT_HALF_READ], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
 
 
 # What is refused ------------------------------------------------------------------------------------------------------------
