@@ -1,6 +1,6 @@
 """Compiles the C of this folder for the processor at hand, and tells XLA of its functions.
 
-A dtype takes about a second. What came of it is kept where compiled programs are kept, under a digest of the source, the
+A dtype takes some seconds. What came of it is kept where compiled programs are kept, under a digest of the source, the
 options, the versions and the machine. So nodes of two kinds that share a home folder each get their own.
 """
 

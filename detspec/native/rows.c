@@ -55,23 +55,17 @@ typedef struct {
   int64_t kv_heads, given, size, page, slot_stride, head_stride;
 } Appending;
 
-INLINE Item *slot_of(const Appending *a, int64_t item) {
-  const int64_t r = item / a->kv_heads, kv = item % a->kv_heads;
-  return a->pages + (a->page_ids[r] * a->kv_heads + kv) * a->size * a->page + a->slots[r] * a->slot_stride;
-}
-
 /* One row and KV head. All its lines are fetched before any is written: each key has as many as it has numbers. */
-static void run_append(const void *task, int64_t item) {
-  const Appending *a = task;
-  Item *to = slot_of(a, item);
-  const Item *from = a->new + item * a->given;
+static void append_one(const Appending *a, int64_t r, int64_t kv) {
+  Item *to = a->pages + (a->page_ids[r] * a->kv_heads + kv) * a->size * a->page + a->slots[r] * a->slot_stride;
+  const Item *from = a->new + (r * a->kv_heads + kv) * a->given;
   for (int64_t h = 0; a->head_stride > 1 && h < a->size; h++) __builtin_prefetch(to + h * a->head_stride, 1);
   for (int64_t h = 0; h < a->given; h++) to[h * a->head_stride] = from[h];
   for (int64_t h = a->given; h < a->size; h++) to[h * a->head_stride] = 0;
 }
 
 /* (pages, new [R, K, H], page ids [R], slots [R]; slot_axis) -> pages, which lie where the argument lies. Heads of pages that
-   are longer than those of `new` end in zeros. Rows are of different slots. */
+   are longer than those of `new` end in zeros. One after the other, since rows without a token share a slot of scratch. */
 XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
@@ -83,7 +77,8 @@ XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
   const Appending a = {
       pages->data, new->data, args[2]->data, args[3]->data, kv_heads, new->dims[2], size, page, keys ? 1 : size, keys ? page : 1,
   };
-  for (int64_t item = 0; item < new->dims[0] * kv_heads; item++) run_append(&a, item);
+  for (int64_t r = 0; r < new->dims[0]; r++)
+    for (int64_t kv = 0; kv < kv_heads; kv++) append_one(&a, r, kv);
   return NULL;
 }
 

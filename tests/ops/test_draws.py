@@ -69,6 +69,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     logits = jnp.broadcast_to(jnp.log(share), (20_000, 4))
     rows = rows_of(({"temperature": 1.0},) * 20_000)
     tokens = np.asarray(by_kernel(logits, jnp.zeros(20_000, jnp.int32), rows))
+    # Shares of 20,000 draws have deviations of up to 0.0035.
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / 20_000, share, atol=0.015)
 
 
