@@ -1,7 +1,7 @@
 # An image with detspec, from this repository alone. Build it in its root, and push it where the nodes find it:
 #
-#     docker build --build-arg EXTRAS=gpu,data --tag registry.example/detspec:0.1.0 .
-#     docker push registry.example/detspec:0.1.0
+#     docker build --build-arg EXTRAS=gpu,data --tag registry.example/detspec:0.2.0 .
+#     docker push registry.example/detspec:0.2.0
 #
 # EXTRAS are those of pyproject.toml: gpu brings CUDA 13 (the node has the driver), tpu libtpu; CPUs need none of both. data reads
 # tables.

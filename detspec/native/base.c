@@ -83,41 +83,6 @@ INLINE float sum_lanes(const vf *x) {
   return sum[0][0];
 }
 
-/* The sums of eight times LANES lanes, in the order of `sum_lanes`. */
-INLINE void sums_of_8(const vf *x, float *sums) {
-#if defined(__AVX512F__)
-#define SWAP(a, b, kind) _mm512_shuffle_f32x4((__m512)(a), (__m512)(b), kind)
-  __m512 halves[4], quarters[2];
-  for (int i = 0; i < 4; i++) halves[i] = _mm512_add_ps(SWAP(x[2 * i], x[2 * i + 1], 0x44), SWAP(x[2 * i], x[2 * i + 1], 0xee));
-  for (int i = 0; i < 2; i++)
-    quarters[i] = _mm512_add_ps(SWAP(halves[2 * i], halves[2 * i + 1], 0x88), SWAP(halves[2 * i], halves[2 * i + 1], 0xdd));
-#undef SWAP
-  /* Each 128-bit part now holds the quarter sums of one vector: of 0, 1, 2, 3 and of 4, 5, 6, 7. */
-  __m512 eighths = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(quarters[0]), _mm512_castps_pd(quarters[1]))),
-                                 _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(quarters[0]), _mm512_castps_pd(quarters[1]))));
-  /* 0 0 4 4 | 1 1 5 5 | 2 2 6 6 | 3 3 7 7 */
-  __m512 whole = _mm512_add_ps(eighths, _mm512_permute_ps(eighths, 0xb1));
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-  _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, whole)));
-#elif defined(__AVX2__)
-  __m256 quarters[4], eighths[2];
-  for (int i = 0; i < 4; i++) {
-    const __m256 even = (__m256)(x[4 * i] + x[4 * i + 1]), odd = (__m256)(x[4 * i + 2] + x[4 * i + 3]);
-    quarters[i] = _mm256_add_ps(_mm256_permute2f128_ps(even, odd, 0x20), _mm256_permute2f128_ps(even, odd, 0x31));
-  }
-  /* Each 128-bit part now holds the quarter sums of one vector: 0 | 1, 2 | 3 and so on. */
-  for (int i = 0; i < 2; i++) {
-    const __m256d two = _mm256_castps_pd(quarters[2 * i]), next = _mm256_castps_pd(quarters[2 * i + 1]);
-    eighths[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(two, next)), _mm256_castpd_ps(_mm256_unpackhi_pd(two, next)));
-  }
-  /* 0 0 2 2 | 1 1 3 3 and 4 4 6 6 | 5 5 7 7 give 0 2 4 6 | 1 3 5 7 */
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_ps(sums, _mm256_permutevar8x32_ps(_mm256_hadd_ps(eighths[0], eighths[1]), order));
-#else
-  for (int i = 0; i < 8; i++) sums[i] = sum_lanes(x + i * PARTS);
-#endif
-}
-
 /* ---- numbers of two bytes ---- */
 
 #define F32 0

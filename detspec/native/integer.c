@@ -16,6 +16,14 @@
 #define FRACTION 16
 #define CHUNK 1024 /* inputs whose products 32 bits can add up: 2^31 / (16383 * 127) */
 
+#define LINE 16                 /* results that are made together */
+#define ROW_BLOCK 64            /* rows that weights meet while they lie in the cache of a core */
+#if defined(AMX)
+#define BLOCK_BYTES (512 << 10) /* most bytes of weights that one item of work reads */
+#else
+#define BLOCK_BYTES (96 << 10)
+#endif
+
 /* A loop over a line. Without the pragma, gcc writes it out sixteen times and makes no vectors of it. */
 #define OF_LINE _Pragma("GCC unroll 1") for (int i = 0; i < LINE; i++)
 
@@ -105,6 +113,108 @@ INLINE int32_t inverse_of(int32_t d) {
 
 /* ---- products ---- */
 
+#if defined(__AVX512F__) /* sums, and the x and weights of a step, fit into 32 registers */
+#define MANY_ROWS 4
+#define MANY_ROW_OUTS 4
+#define TWO_ROW_OUTS 8
+#else
+#define MANY_ROWS 4
+#define MANY_ROW_OUTS 2
+#define TWO_ROW_OUTS 4
+#endif
+#define MOST_SUMS 24
+#define MOST_OUTS 8
+#define NUM_NARROW ((int64_t)(sizeof(vi) / sizeof(Narrow))) /* in a register, and weights that meet them */
+
+/* 2 * WIDTH numbers of a byte, as pairs of int16. */
+INLINE vi widen_pairs(const void *p) {
+#if defined(__AVX512BW__)
+  return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256(p));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128(p));
+#else
+  typedef int8_t v8 __attribute__((vector_size(2 * WIDTH)));
+  typedef int16_t v16 __attribute__((vector_size(4 * WIDTH)));
+  v8 bytes;
+  memcpy(&bytes, p, sizeof bytes);
+  return (vi)__builtin_convertvector(bytes, v16);
+#endif
+}
+
+/* NUM_NARROW weights. */
+INLINE vi widen_int8(const char *weight) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_xor_si512(_mm512_loadu_si512(weight), _mm512_set1_epi8((char)0x80));
+#else
+  return widen_pairs(weight);
+#endif
+}
+
+/* The sums of eight times WIDTH lanes. */
+INLINE void int_sums_of_8(const vi *x, int32_t *sums) {
+#if defined(__AVX2__)
+  __m256i of[8], quads[2];
+  for (int i = 0; i < 8; i++)
+#if defined(__AVX512F__)
+    of[i] = _mm256_add_epi32(_mm512_castsi512_si256((__m512i)x[i]), _mm512_extracti64x4_epi64((__m512i)x[i], 1));
+#else
+    of[i] = (__m256i)x[i];
+#endif
+  for (int i = 0; i < 2; i++) /* in each 128-bit part the sums of its lanes, of four vectors */
+    quads[i] = _mm256_hadd_epi32(_mm256_hadd_epi32(of[4 * i], of[4 * i + 1]), _mm256_hadd_epi32(of[4 * i + 2], of[4 * i + 3]));
+  const __m256i found =
+      _mm256_add_epi32(_mm256_permute2x128_si256(quads[0], quads[1], 0x20), _mm256_permute2x128_si256(quads[0], quads[1], 0x31));
+  _mm256_storeu_si256((__m256i *)sums, found);
+#else
+  for (int i = 0; i < 8; i++) {
+    sums[i] = 0;
+    for (int lane = 0; lane < WIDTH; lane++) sums[i] += x[i][lane];
+  }
+#endif
+}
+
+/* Adds the products of a step; `weights` of row i are at i times `row_bytes`. */
+INLINE void add_int8_step(int rows, int outs, const Narrow *x, int64_t x_stride, const char *weight, int64_t row_bytes, vi *sums) {
+#pragma GCC unroll 8
+  for (int64_t at = 0; at < STEP_BYTES; at += NUM_NARROW) {
+    vi weights[MOST_OUTS];
+#pragma GCC unroll 8
+    for (int i = 0; i < outs; i++) weights[i] = widen_int8(weight + i * row_bytes + at);
+#pragma GCC unroll 8
+    for (int j = 0; j < rows; j++) {
+      vi of_row;
+      memcpy(&of_row, x + j * x_stride + at, sizeof of_row);
+      KEEP(of_row);
+#pragma GCC unroll 8
+      for (int i = 0; i < outs; i++) sums[j * outs + i] = add_int8_products(sums[j * outs + i], of_row, weights[i]);
+    }
+  }
+}
+
+/* found [rows, outs] = products of rows of `x`, zeros after their last input, with weights; `row_sums` are of their values. */
+INLINE void int8_sums(int rows, int outs, const Narrow *x, int64_t x_stride, const int32_t *row_sums, const char *weight,
+                      int64_t row_bytes, int32_t *found) {
+  const int64_t whole = row_bytes / STEP_BYTES, rest = row_bytes % STEP_BYTES;
+  vi sums[MOST_SUMS];
+#pragma GCC unroll 24
+  for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vi){0};
+  for (int64_t step = 0; step < whole; step++, x += STEP_BYTES, weight += STEP_BYTES) {
+    add_int8_step(rows, outs, x, x_stride, weight, row_bytes, sums);
+  }
+  if (rest) {
+    char last[MOST_OUTS * STEP_BYTES] = {0};
+    for (int i = 0; i < outs; i++) memcpy(last + i * STEP_BYTES, weight + i * row_bytes, (size_t)rest);
+    add_int8_step(rows, outs, x, x_stride, last, STEP_BYTES, sums);
+  }
+#pragma GCC unroll 3
+  for (int i = 0; i < rows * outs; i += 8) int_sums_of_8(sums + i, found + i);
+#if defined(__AVX512VNNI__)
+#pragma GCC unroll 4
+  for (int j = 0; j < rows; j++) /* what is not yet taken off may be beyond int32, and wraps */
+    for (int i = 0; i < outs; i++) found[j * outs + i] = (int32_t)((uint32_t)found[j * outs + i] - 128u * (uint32_t)row_sums[j]);
+#endif
+}
+
 /* Rows as they are multiplied, [rows, stride], and the outputs of one item of work. */
 typedef struct {
   const int32_t *values, *mantissa, *exponent; /* rows as they are given: [rows, in] and [rows] */
@@ -178,7 +288,7 @@ static void narrow_sums(int64_t rows, const Narrow *x, int64_t stride, const int
 #define TILES(ROWS, OUTS)                                                                                                 \
   for (; o + (OUTS) <= outs; o += (OUTS)) {                                                                               \
     int32_t found[MOST_SUMS];                                                                                             \
-    int8_sums(ROWS, OUTS, 0, NULL, x, stride, row_sums, (const char *)w + o * in, in, found);                             \
+    int8_sums(ROWS, OUTS, x, stride, row_sums, (const char *)w + o * in, in, found);                             \
     for (int r = 0; r < (ROWS); r++) memcpy(sums + r * LINE + o, found + r * (OUTS), sizeof(int32_t) * (OUTS));           \
   }
   if (rows == 1) TILES(1, TWO_ROW_OUTS);
@@ -189,7 +299,7 @@ static void narrow_sums(int64_t rows, const Narrow *x, int64_t stride, const int
   for (; o < outs; o++)
     for (int64_t r = 0; r < rows; r++) {
       int32_t found[MOST_SUMS];
-      int8_sums(1, 1, 0, NULL, x + r * stride, stride, row_sums + r, (const char *)w + o * in, in, found);
+      int8_sums(1, 1, x + r * stride, stride, row_sums + r, (const char *)w + o * in, in, found);
       sums[r * LINE + o] = found[0];
     }
 }

@@ -1,12 +1,20 @@
 /* Products with weights, of rows or of rows and the matrices that they choose.
 
-   y[r, o] = sum of x[r, i] * weight[o, i] over i. A step is 64 bytes of weights: 16 of float32, or 32 of two bytes. Lane l adds up
-   the products of place l of all steps (of places 2 l and 2 l + 1), and `sum_lanes` the lanes. Inputs past the last are zeros.
+   y[r, o] = sum of x[r, i] * weight[o, i] over i. A segment of i, 2 KB of a row of weights, is added up in the order of i, and then
+   the segments in their order. The lanes of a register are sums of WIDTH outputs, so this order is the same whatever else is
+   computed, and on every kind of processor.
 
-   AMX, for bfloat16 on processors that have it: see "products by matrix tiles".
+   AMX, for bfloat16 on processors that have it, adds up in another order: see "products by matrix tiles".
    DOTS, for bfloat16 on processors where that is faster: one instruction multiplies pairs of bfloat16 and adds both to the sum.
-   Otherwise weights are widened to float32, first those at even places and then those at odd ones. Widening takes time, so rows
-   share it, and x is widened once for all outputs.
+   Otherwise numbers are widened to float32.
+
+   A step is 64 bytes of a row of weights: 16 words of a float32, of two bfloat16 or float16, or of four int8. An item of work turns
+   some steps of some outputs, so that a register has the same word of WIDTH outputs. Then they meet all rows, tile after tile:
+
+       weights   [outputs, steps, 16 words]  ->  [steps, 16 words, factors, registers, WIDTH outputs]
+       x         [rows, steps, 16 words, factors]
+
+   A word is one factor where an instruction takes it whole, or else two, widened. What is behind the last input is zero.
 
    A caller may say which rows it will use. Only these are multiplied, packed next to each other. Their results go to their places,
    and those of the others are zeros:
@@ -18,73 +26,61 @@
 
        ids 2 0 | 0 3       at 1 2 | 0 | 3      begin 0 2 2 3      num 2 0 1 1 */
 
-#define SIDE 16 /* rows and outputs of a matrix tile */
-#define LINE 16 /* results */
-#define ROW_BLOCK 64           /* rows that weights meet while they lie in the cache of a core */
-#if defined(AMX)
-#define BLOCK_BYTES (512 << 10) /* most bytes of weights that one item of work reads */
-#define BLOCK_OUTS 32           /* outputs of an item are a multiple of it */
-#else
-#define BLOCK_BYTES (96 << 10)
-#define BLOCK_OUTS 16
-#endif
-#define ITEMS_OF_THREAD 6      /* at least, where there are so many outputs: the last ones end at about the same time */
-#define LEAST_AHEAD (8 << 10)   /* bytes from the weights that are multiplied to those that are fetched */
-#define ALONE (1 << 18)        /* multiply-adds that one thread has done before another would have woken up */
-#define STEP_BYTES 64          /* of weights */
+#define SIDE 16                  /* rows and outputs of a matrix tile */
+#define STEP_BYTES 64            /* of weights */
 #define STEP_ITEMS (STEP_BYTES / ITEM_BYTES)
+#define WORDS (STEP_BYTES / 4)   /* of a step */
 #define REGISTER_BYTES ((int64_t)sizeof(vf))
+#define TILE_ROWS 4              /* rows that meet turned weights together */
+#if defined(__AVX512F__)         /* sums, and the x and weights of a word, fit into 32 registers, or into 16 */
+#define TILE_REGISTERS 4                /* of outputs that they meet */
+#define MOST_FEW 8               /* rows that meet weights as soon as a step of them is turned */
+#elif defined(__aarch64__)
+#define TILE_REGISTERS 4
+#define MOST_FEW 4
+#else
+#define TILE_REGISTERS 2
+#define MOST_FEW 4
+#endif
+#if defined(__AVX512F__)
+#define UNROLL_STEP _Pragma("GCC unroll 32")
+#else
+#define UNROLL_STEP
+#endif
+#define FETCH_WORDS 4            /* meet a tile from one fetch to the next */
+#define ITEM_OUTS 64             /* outputs of an item of work */
+#define COLD_STEPS 6             /* from the step that is turned to the one that is fetched, if nobody has fetched it before */
+#define SEGMENT 32               /* steps */
+#define ITEMS_OF_THREAD 6        /* at least, where there are so many outputs: the last ones end at about the same time */
+#define LEAST_ROWS 128           /* of an item, of more: turning takes a small part of the time */
+#define ALONE (1 << 18)          /* multiply-adds that one thread has done before another would have woken up */
 
 #if DTYPE == F32 || (DTYPE == BF16 && defined(DOTS))
-#define X_VECTORS 1 /* of all lanes, in a step of x */
+#define FACTORS 1 /* of a word */
 #else
-#define X_VECTORS 2
+#define FACTORS 2
 #endif
-
-#if defined(__AVX512F__) /* sums, and the x and weights of a step, fit into 32 registers */
-#define MANY_ROWS 4
-#define MANY_ROW_OUTS 4
-#define TWO_ROW_OUTS 8
-#define ONE_ROW_OUTS 8
-#define UNROLL_STEPS _Pragma("GCC unroll 4")
+#if defined(__AVX512VNNI__)
+#define INT8_FACTORS 1
 #else
-#define MANY_ROWS 4
-#define MANY_ROW_OUTS 2
-#define TWO_ROW_OUTS 4
-#define ONE_ROW_OUTS 6
-#define UNROLL_STEPS
+#define INT8_FACTORS 2
 #endif
-#define MOST_SUMS 24
-#define MOST_OUTS 8
 
 typedef struct {
   const char *weight;
-  const void *x; /* rows as they are multiplied: vf [rows, PARTS, steps, X_VECTORS], Rounded, or of matrix tiles */
+  const void *x; /* rows as they are multiplied: words [rows, x_stride], or of matrix tiles */
   float *y;
-  const int32_t *at;                    /* rows of y, by those of x */
-  int64_t first, end;                   /* rows of x */
-  int64_t row_bytes, out, steps;        /* bytes and steps of a row of the weight */
-  const float *scale, *row_scale;       /* [out], and of rows of x, of int8 weights */
-  int64_t outs_of_item, num_items;      /* outputs that one item computes, where x is turned blocks of them; how many items there are */
+  const int32_t *at;                /* rows of y, by those of x */
+  int64_t first, end;               /* rows of x */
+  int64_t row_bytes, out, steps;    /* bytes and steps of a row of the weight */
+  int64_t x_stride;                 /* words */
+  const float *scale, *row_scale;   /* [out], and of rows of x, of int8 weights */
+  const int32_t *row_sum;           /* of rows of x in int8 */
+  int64_t outs_of_item, rows_of_item, num_items; /* rows of an item: of all, where tiles of a matrix multiply */
 } Product;
-
-/* Where results go: row r, output o to y[at[r] * stride + o - out]; without `at` to row r - row. */
-typedef struct {
-  float *y;
-  const int32_t *at;
-  int64_t row, out, stride;
-} Results;
-
-/* Computes `rows` x `outs` results from row `r` and output `o` on, both numbers constants where it is inlined. Each step fetches
-   `lines` cache lines from `ahead` on. */
-typedef void Tile(int rows, int outs, int lines, const char *ahead, const Product *p, Results to, int64_t r, int64_t o);
 
 /* Bytes of whole steps. */
 INLINE size_t whole_steps(int64_t num_bytes) { return (size_t)(MAX(num_bytes, 1) + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES; }
-
-INLINE float *place_of(Results to, int64_t r, int64_t o) {
-  return to.y + (to.at ? to.at[r] : r - to.row) * to.stride + o - to.out;
-}
 
 /* Arguments and results of products. */
 typedef struct {
@@ -229,22 +225,26 @@ INLINE vu load_bits(const char *from, int part, int64_t num_bytes) {
   const int64_t there = num_bytes - part * REGISTER_BYTES;
   from += part * REGISTER_BYTES;
   if (there >= REGISTER_BYTES) memcpy(&bits, from, sizeof bits);
-#if defined(__AVX512BW__)
-  else if (there > 0) bits = (vu)_mm512_maskz_loadu_epi8(~0ull >> (64 - there), from);
-#else
   else if (there > 0) memcpy(&bits, from, (size_t)there);
-#endif
   return bits;
 }
 
-/* Vector `v` of X_VECTORS of a step. */
-INLINE vf widen(vu bits, int v) {
-#if X_VECTORS == 1
-  return v ? (vf){0} : (vf)bits;
-#elif DTYPE == BF16
-  return (vf)(v ? bits & 0xffff0000u : bits << 16);
+/* Factor `n` of words of weights. */
+INLINE vf widen(int is_int8, vu words, int n) {
+  if (is_int8) {
+#if defined(__AVX512VNNI__)
+    return (vf)(words ^ 0x80808080u);
 #else
-  return from_f16(v ? bits >> 16 : bits & 0xffff);
+    const vi bytes = (vi)words; /* pairs of int16 */
+    return (vf)(n ? (bytes << 8 >> 24 & 0xffff) | bytes >> 24 << 16 : (bytes << 24 >> 24 & 0xffff) | bytes << 16 >> 24 << 16);
+#endif
+  }
+#if FACTORS == 1
+  return (vf)words;
+#elif DTYPE == BF16
+  return (vf)(n ? words & 0xffff0000u : words << 16);
+#else
+  return from_f16(n ? words >> 16 : words & 0xffff);
 #endif
 }
 
@@ -256,36 +256,27 @@ INLINE vf add_products(vf sum, vf x, vf weights) {
 #endif
 }
 
-/* Registers from one row of x to the next: one more than a row takes, or rows would share places in the cache. */
-INLINE int64_t x_stride_of(int64_t steps) { return PARTS * steps * X_VECTORS + 1; }
-
-#if !FLOAT_TILES
-/* Rows of x as steps of vectors. */
-typedef struct {
-  const char *from;
-  vf *to;
-  const Sorted *rows;
-  int64_t in, steps;
-} Spread;
-
-INLINE void spread_step(const char *from, int part, int64_t num_bytes, vf *to) {
-  const vu bits = load_bits(from, part, num_bytes);
-  for (int v = 0; v < X_VECTORS; v++) to[v] = widen(bits, v);
-}
-
-static void run_spread(const void *task, int64_t row) {
-  const Spread *spread = task;
-  const int64_t row_bytes = spread->in * ITEM_BYTES, whole = row_bytes / STEP_BYTES;
-  const char *from = spread->from + spread->rows->at[row] / spread->rows->share * row_bytes;
-  vf *to = spread->to + row * x_stride_of(spread->steps);
-  for (int part = 0; part < PARTS; part++) {
-    for (int64_t step = 0; step < whole; step++, to += X_VECTORS) spread_step(from + step * STEP_BYTES, part, STEP_BYTES, to);
-    if (whole == spread->steps) continue;
-    spread_step(from + whole * STEP_BYTES, part, row_bytes - whole * STEP_BYTES, to);
-    to += X_VECTORS;
-  }
-}
+/* Adds the products of pairs of int16. */
+INLINE vi add_pairs(vi sum, vi x, vi weights) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+  return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights);
+#elif defined(__AVX512BW__)
+  return sum + (vi)_mm512_madd_epi16((__m512i)x, (__m512i)weights);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return sum + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)weights);
+#else /* the number at the odd place is the upper half of a lane */
+  return sum + (x << 16 >> 16) * (weights << 16 >> 16) + (x >> 16) * (weights >> 16);
 #endif
+}
+
+/* Adds the products of what `widen` has made of words of int8. */
+INLINE vi add_int8_products(vi sum, vi x, vi weights) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
+#else
+  return add_pairs(sum, x, weights);
+#endif
+}
 
 #if defined(__AVX__)
 #define KEEP(x) __asm__("" : "+v"(x)) /* in a register: gcc would load it anew for each product */
@@ -293,332 +284,344 @@ static void run_spread(const void *task, int64_t row) {
 #define KEEP(x)
 #endif
 
-/* Adds the products of one part of a step, of which `num_bytes` bytes of each weight are there. */
-INLINE void add_step(int rows, int outs, const vf *x, int64_t x_stride, const char *weight, int64_t row_bytes, int part,
-                     int64_t num_bytes, vf *sums) {
-#pragma GCC unroll 2
-  for (int v = 0; v < X_VECTORS; v++) {
-    vf weights[MOST_OUTS];
-#pragma GCC unroll 8
-    for (int i = 0; i < outs; i++) {
-      weights[i] = widen(load_bits(weight + i * row_bytes, part, num_bytes), v);
-      if (rows > 1) KEEP(weights[i]);
-    }
-#pragma GCC unroll 8
-    for (int j = 0; j < rows; j++) {
-      vf of_row = x[j * x_stride + v];
-      KEEP(of_row);
-#pragma GCC unroll 8
-      for (int i = 0; i < outs; i++) sums[j * outs + i] = add_products(sums[j * outs + i], of_row, weights[i]);
-    }
-  }
+/* WIDTH numbers of a row of `in` from number `i` on, as float32; zeros behind the last. */
+INLINE vf load_some(int dtype, const char *row, int64_t i, int64_t in) {
+  char items[WIDTH * 4] = {0};
+  if (i + WIDTH <= in) return load(dtype, row + i * bytes_of(dtype));
+  if (i >= in) return (vf){0};
+  memcpy(items, row + i * bytes_of(dtype), (size_t)((in - i) * bytes_of(dtype)));
+  return load(dtype, items);
 }
 
-/* A `Tile` of float weights: part after part, so that sums stay in registers; the steps of the first one fetch. */
-INLINE void float_tile(int rows, int outs, int lines, const char *ahead, const Product *p, Results to, int64_t r, int64_t o) {
-  const int64_t row_bytes = p->row_bytes, whole = row_bytes / STEP_BYTES, x_stride = x_stride_of(p->steps);
-  vf lanes[MOST_SUMS * PARTS];
-  for (int part = 0; part < PARTS; part++) {
-    const vf *x = (const vf *)p->x + r * x_stride + part * p->steps * X_VECTORS;
-    const char *weight = p->weight + o * row_bytes;
-    vf sums[MOST_SUMS];
-#pragma GCC unroll 24
-    for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vf){0};
-#define ADD_STEP(STEP, NUM_BYTES) \
-  add_step(rows, outs, x + (STEP) * X_VECTORS, x_stride, weight + (STEP) * STEP_BYTES, row_bytes, part, NUM_BYTES, sums)
-    if (lines == 0) {
-      UNROLL_STEPS
-      for (int64_t step = 0; step < whole; step++) ADD_STEP(step, STEP_BYTES);
-    } else {
-      for (int64_t step = 0; step < whole; step++) {
-        if (part == 0)
-#pragma GCC unroll 8
-          for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES, 0, 2);
-        ADD_STEP(step, STEP_BYTES);
-      }
-    }
-    if (whole < p->steps) ADD_STEP(whole, row_bytes - whole * STEP_BYTES);
-#undef ADD_STEP
-#pragma GCC unroll 24
-    for (int i = 0; i < (rows * outs + 7) / 8 * 8; i++) lanes[i * PARTS + part] = sums[i];
-  }
-  float found[MOST_SUMS];
-#pragma GCC unroll 3
-  for (int i = 0; i < rows * outs; i += 8) sums_of_8(lanes + i * PARTS, found + i);
-#pragma GCC unroll 4
-  for (int j = 0; j < rows; j++) memcpy(place_of(to, r + j, o), found + j * outs, sizeof(float) * (size_t)outs);
-}
+/* ---- weights are turned ---- */
 
-/* Rows `first .. end - 1` of `outs` outputs from `o` on. The tiles of many rows share the fetching of later weights, into the second
-   cache: the first has too few lines under way, so that 8 rows took 1.4 times as long. */
-INLINE void column(Tile tile, int rows, int outs, const Product *p, Results to, int64_t first, int64_t end, int64_t o) {
-  const int64_t row_bytes = p->row_bytes;
-  const int64_t outs_ahead = outs * MAX(LEAST_AHEAD / MAX(outs * row_bytes, 1), 1);
-  const char *ahead = p->weight + (o + outs_ahead) * row_bytes, *ahead_end = ahead + outs * row_bytes;
-  const int64_t tiles = (end - first) / rows;
-  int64_t r = first;
-#define TILES(LINES) \
-  for (; r + rows <= end && ahead < ahead_end; r += rows, ahead += (LINES) * row_bytes) tile(rows, outs, LINES, ahead, p, to, r, o)
-  if (tiles >= outs) TILES(1);
-  else if (2 * tiles >= outs && outs > 2) TILES(2);
-  else TILES(outs);
-#undef TILES
-  for (; r + rows <= end; r += rows) tile(rows, outs, 0, ahead, p, to, r, o);
-  for (; r < end; r++) tile(1, outs, 0, ahead, p, to, r, o);
+#if !defined(__AVX512F__)
+/* The low or the high words of two registers in turn, in each part of 16 bytes. */
+INLINE vu interleave(int high, vu a, vu b) {
+#if defined(__AVX__)
+  return (vu)(high ? _mm256_unpackhi_ps((__m256)a, (__m256)b) : _mm256_unpacklo_ps((__m256)a, (__m256)b));
+#elif defined(__x86_64__)
+  return (vu)(high ? _mm_unpackhi_ps((__m128)a, (__m128)b) : _mm_unpacklo_ps((__m128)a, (__m128)b));
+#elif defined(__aarch64__)
+  return (vu)(high ? vzip2q_u32((uint32x4_t)a, (uint32x4_t)b) : vzip1q_u32((uint32x4_t)a, (uint32x4_t)b));
+#else
+  return high ? (vu){a[2], b[2], a[3], b[3]} : (vu){a[0], b[0], a[1], b[1]};
+#endif
 }
-
-/* `rows` x `outs` tiles over some rows and outputs; the last block of outputs begins early, so that it ends at the last one. */
-INLINE void block(Tile tile, int rows, int outs, const Product *p, Results to, int64_t first, int64_t end, int64_t first_out,
-                  int64_t end_out) {
-  if (end_out - first_out < outs)
-    for (int64_t o = first_out; o < end_out; o++) column(tile, 1, 1, p, to, first, end, o);
-  else
-    for (int64_t o = first_out; o < end_out; o += outs) column(tile, rows, outs, p, to, first, end, MIN(o, end_out - outs));
-}
-
-/* The same for many rows. Results of LINE outputs are collected, and leave as whole cache lines: rows of y often are a multiple
-   of 4096 bytes apart, so that a line each of more than eight would not stay in the cache until it is full. */
-INLINE void block_by_lines(Tile tile, int rows, int outs, const Product *p, Results to, int64_t first, int64_t end,
-                           int64_t first_out, int64_t end_out) {
-  float lines[ROW_BLOCK * LINE] __attribute__((aligned(STEP_BYTES)));
-  for (int64_t o = first_out; o < end_out; o += LINE) {
-    const int64_t num = MIN(LINE, end_out - o);
-    block(tile, rows, outs, p, (Results){lines, NULL, first, o, LINE}, first, end, o, o + num);
-    for (int64_t r = first; r < end; r++) memcpy(place_of(to, r, o), lines + (r - first) * LINE, sizeof(float) * (size_t)num);
-  }
-}
-
-/* One item of the products `p`. */
-INLINE void product_item(Tile tile, const Product *p, int64_t item) {
-  for (; item >= p->num_items; p++) item -= p->num_items;
-  const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
-  const Results to = {p->y, p->at, 0, 0, p->out};
-  for (int64_t first = p->first; first < p->end; first += ROW_BLOCK) {
-    const int64_t end = MIN(first + ROW_BLOCK, p->end);
-    if (end - first == 1) block(tile, 1, ONE_ROW_OUTS, p, to, first, end, first_out, end_out);
-    else if (end - first < MANY_ROWS) block(tile, 2, TWO_ROW_OUTS, p, to, first, end, first_out, end_out);
-    else if (end - first < 2 * MANY_ROWS) block(tile, MANY_ROWS, MANY_ROW_OUTS, p, to, first, end, first_out, end_out);
-    else block_by_lines(tile, MANY_ROWS, MANY_ROW_OUTS, p, to, first, end, first_out, end_out);
-  }
-}
-
-#if !FLOAT_TILES
-static void run_float_product(const void *task, int64_t item) { product_item(float_tile, task, item); }
 #endif
 
-/* Cuts `num_products` products into items of work, and runs them. */
-static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *run) {
-  int64_t multiply_adds = 0, outs = 0, num_items = 0;
-  for (int64_t i = 0; i < num_products; i++) {
-    multiply_adds += (products[i].end - products[i].first) * in * products[i].out;
-    outs += products[i].out;
-  }
-  const int shared = multiply_adds >= ALONE;
-  const int64_t threads = shared ? threads_of(frame) : 1, fair = outs / (ITEMS_OF_THREAD * threads);
-  for (int64_t i = 0; i < num_products; i++) {
-    Product *p = products + i;
-    const int64_t fits = BLOCK_BYTES / MAX(p->row_bytes, 1);
-    p->outs_of_item = shared ? MAX(MIN(fits, fair) / BLOCK_OUTS * BLOCK_OUTS, BLOCK_OUTS) : p->out;
-    p->num_items = (p->out + p->outs_of_item - 1) / p->outs_of_item;
-    num_items += p->num_items;
-  }
-  run_items(frame, shared, num_items, run, products);
-}
-
-/* ---- products of many rows ----
-
-   Sums of lanes take long where rows are short: a register is added up for each result. Many rows go another way to the same
-   sums. x and weights are turned, so that a register has one place of a step of WIDTH outputs, and is multiplied by that place of
-   a row. Then lane after lane is made, and two are added as soon as `sum_lanes` can add them:
-
-       lanes 0 8   4 12   2 10   6 14   1 9 ..         0+8, 4+12, 0+8+4+12, 2+10, ..
-
-       x         [rows / 16, 16 lanes, steps, 16 rows]         turned once for all outputs
-       weights   [16 lanes, steps, vectors, WIDTH outputs]     turned by each item of work, for its outputs   */
-
-#if !FLOAT_TILES
+/* Turns a step of WIDTH rows of weights, `stride` bytes apart; registers of `to` are `apart` from each other. */
+INLINE void turn_rows(int is_int8, const char *from, int64_t stride, vf *to, int64_t apart) {
+  const int factors = is_int8 ? INT8_FACTORS : FACTORS;
 #if defined(__AVX512F__)
-#define TURNED_ROWS 8 /* of x, that meet registers of weights together; they divide SIDE */
+  __m512i x[WORDS];
+#pragma GCC unroll 16
+  for (int j = 0; j < WIDTH; j++) x[j] = _mm512_loadu_si512(from + j * stride);
+  transpose(x);
+#pragma GCC unroll 16
+  for (int word = 0; word < WORDS; word++)
+#pragma GCC unroll 2
+    for (int n = 0; n < factors; n++) to[(word * factors + n) * apart] = widen(is_int8, (vu)x[word], n);
 #else
-#define TURNED_ROWS 4
-#endif
-#define TURNED_VECTORS 3         /* registers of weights that they meet: a block */
-#define TURNED_OUTS (TURNED_VECTORS * WIDTH)
-#define TURNED_FROM 192          /* rows of each expert on average from which on this is faster */
-#define TURNED_ITEM 512          /* rows of an item of work */
-#define TURNED_BYTES (128 << 10) /* most bytes of weights that an item turns, if they are of more than one block */
-
-/* Bytes of `width` turned rows. */
-INLINE int64_t turned_bytes(int64_t steps, int64_t width) { return LANES * steps * X_VECTORS * width * 4; }
-
-/* Rows that become columns of `to`, which has `width` of them; of `columns`, at most SIDE, those without a row are zeros. */
-typedef struct {
-  const char *from[SIDE];
-  int64_t rows, columns, width;
-  uint32_t *to;
-  const char *ahead; /* rows that are turned next, which are fetched meanwhile; or NULL */
-} Turn;
-
-static void turn(const Turn *t, int64_t row_bytes, int64_t steps) {
-  for (int64_t step = 0; step < steps; step++) {
-    const int64_t there = MIN(row_bytes - step * STEP_BYTES, STEP_BYTES);
-    for (int i = 0; t->ahead && i < SIDE; i++) __builtin_prefetch(t->ahead + (step * SIDE + i) * STEP_BYTES, 0, 2);
-#if defined(__AVX512BW__)
-    __m512i x[SIDE];
-    const __mmask16 columns = (__mmask16)(0xffff >> (SIDE - t->columns));
-    for (int j = 0; j < SIDE; j++)
-      x[j] = j < t->rows ? (__m512i)load_bits(t->from[j] + step * STEP_BYTES, 0, there) : _mm512_setzero_si512();
-    transpose(x);
-    for (int l = 0; l < LANES; l++)
-      for (int v = 0; v < X_VECTORS; v++)
-        _mm512_mask_storeu_ps(t->to + ((l * steps + step) * X_VECTORS + v) * t->width, columns, (__m512)widen((vu)x[l], v));
+  for (int first = 0; first < WORDS; first += 4, from += 16) {
+    vu x[4], pairs[4]; /* parts of 16 bytes of register j are of rows j, j + 4 and so on */
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++)
+#if defined(__AVX__)
+      x[j] = (vu)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps((const float *)(from + j * stride))),
+                                      _mm_loadu_ps((const float *)(from + (j + 4) * stride)), 1);
 #else
-    for (int64_t j = 0; j < t->columns; j++)
-      for (int part = 0; part < PARTS; part++)
-        for (int v = 0; v < X_VECTORS; v++) {
-          const vu found = j < t->rows ? (vu)widen(load_bits(t->from[j] + step * STEP_BYTES, part, there), v) : (vu){0};
-          for (int l = 0; l < WIDTH; l++) t->to[(((part * WIDTH + l) * steps + step) * X_VECTORS + v) * t->width + j] = found[l];
-        }
+      memcpy(&x[j], from + j * stride, sizeof x[j]);
 #endif
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) pairs[i] = interleave(i & 1, x[i >> 1], x[(i >> 1) + 2]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) x[i] = interleave(i & 1, pairs[i >> 1], pairs[(i >> 1) + 2]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+#pragma GCC unroll 2
+      for (int n = 0; n < factors; n++) to[((first + i) * factors + n) * apart] = widen(is_int8, x[i], n);
   }
+#endif
 }
 
-/* Rows of x, turned. */
-typedef struct {
-  const char *from;
-  uint32_t *to;
-  const Sorted *rows;
-  int64_t row_bytes, steps;
-} Turning;
-
-static void run_turning(const void *task, int64_t item) {
-  const Turning *turning = task;
-  const int32_t *at = turning->rows->at + item * SIDE;
-  Turn t = {.columns = SIDE, .width = SIDE, .to = turning->to + item * turned_bytes(turning->steps, SIDE) / 4};
-  for (; t.rows < SIDE && at[t.rows] >= 0; t.rows++)
-    t.from[t.rows] = turning->from + at[t.rows] / turning->rows->share * turning->row_bytes;
-  turn(&t, turning->row_bytes, turning->steps);
-}
-
-/* Cache lines that are fetched while others are multiplied, `num` of them at a time. */
+/* Cache lines that are fetched while others are multiplied, `num` at a time. */
 typedef struct {
   const char *next, *end;
   int64_t num;
 } Ahead;
 
+/* Into the second cache: the first has too few lines under way. */
 INLINE void fetch(Ahead *ahead) {
   const char *until = MIN(ahead->next + ahead->num * STEP_BYTES, ahead->end);
   for (; ahead->next < until; ahead->next += STEP_BYTES) __builtin_prefetch(ahead->next, 0, 2);
 }
 
-/* The results of TURNED_ROWS rows, of which `num` are there, and of `vectors` of outputs from `o` on. */
-INLINE void turned_block(int vectors, const Product *p, const uint32_t *x, const vf *weights, int64_t r, int64_t num, int64_t o,
-                         Ahead *ahead) {
-  vf sums[TURNED_ROWS * TURNED_VECTORS], held[4][TURNED_ROWS * TURNED_VECTORS];
-  const int64_t steps = p->steps * X_VECTORS;
-  for (int64_t j = 0; j < num; j++)
-    for (int i = 0; i < vectors; i++) __builtin_prefetch(p->y + p->at[r + j] * p->out + MIN(o + i * WIDTH, p->out - 1), 1);
-  for (int n = 0; n < LANES; n++) {
-    const int lane = (n & 1) << 3 | (n & 2) << 1 | (n & 4) >> 1 | n >> 3;
-    const uint32_t *of_rows = x + lane * steps * SIDE;
-    const vf *of_outs = weights + lane * steps * vectors;
-    fetch(ahead);
-#pragma GCC unroll 24
-    for (int i = 0; i < TURNED_ROWS * vectors; i++) sums[i] = (vf){0};
-    for (int64_t step = 0; step < steps; step++, of_rows += SIDE, of_outs += vectors)
-#pragma GCC unroll 8
-      for (int j = 0; j < TURNED_ROWS; j++) {
-        vf of_row = (vf)((vu){0} + of_rows[j]);
-        KEEP(of_row);
-#pragma GCC unroll 3
-        for (int i = 0; i < vectors; i++) sums[j * vectors + i] = add_products(sums[j * vectors + i], of_row, of_outs[i]);
-      }
-    int level = 0;
-    for (; n >> level & 1; level++)
-#pragma GCC unroll 24
-      for (int i = 0; i < TURNED_ROWS * vectors; i++) sums[i] += held[level][i];
-    if (n < LANES - 1)
-#pragma GCC unroll 24
-      for (int i = 0; i < TURNED_ROWS * vectors; i++) held[level][i] = sums[i];
+/* Some steps of the weights of outputs from `out` on, and where they lie turned. Nobody has fetched them where they are `cold`. */
+typedef struct {
+  const Product *product;
+  vf *turned;
+  int64_t out, step, steps;
+  int cold;
+} Weights;
+
+INLINE int factors_of(int is_int8) { return is_int8 ? INT8_FACTORS : FACTORS; }
+
+/* Turns step `step` of `w` of register `i` of `registers`. Outputs and inputs behind the last are zeros. */
+INLINE void turn_step(int is_int8, const Weights *w, int64_t step, int i, int registers, vf *to) {
+  const Product *p = w->product;
+  const int64_t out = w->out + i * WIDTH, at = (w->step + step) * STEP_BYTES;
+  const int64_t there = MIN(p->row_bytes - at, STEP_BYTES), outs = MIN(p->out - out, WIDTH);
+  const char *from = p->weight + out * p->row_bytes + at;
+  char copy[WIDTH * STEP_BYTES];
+  int64_t stride = p->row_bytes;
+  for (int j = 0; w->cold && j < WIDTH; j++) __builtin_prefetch(from + j * stride + COLD_STEPS * STEP_BYTES, 0, 2);
+  if (there < STEP_BYTES || outs < WIDTH) {
+    memset(copy, 0, sizeof copy);
+    for (int64_t j = 0; j < outs; j++) memcpy(copy + j * STEP_BYTES, from + j * stride, (size_t)there);
+    from = copy, stride = STEP_BYTES;
   }
-  for (int64_t j = 0; j < num; j++)
-    for (int i = 0; i < vectors; i++) {
-      const int64_t first = o + i * WIDTH, outs = MIN(p->out - first, WIDTH);
-      float *y = p->y + p->at[r + j] * p->out + first;
-      if (outs == WIDTH) store_f32(y, sums[j * vectors + i]);
-      else if (outs > 0) memcpy(y, &sums[j * vectors + i], sizeof(float) * (size_t)outs);
+  turn_rows(is_int8, from, stride, to + i, registers);
+}
+
+INLINE void turn(int is_int8, int registers, const Weights *w, Ahead *ahead) {
+  for (int i = 0; i < registers; i++)
+    for (int64_t step = 0; step < w->steps; step++) {
+      fetch(ahead);
+      turn_step(is_int8, w, step, i, registers, w->turned + step * WORDS * factors_of(is_int8) * registers);
     }
 }
+
+/* ---- rows meet turned weights ---- */
+
+/* Rows of a tile: where they lie in x and y. In x the last of `num` stands for those behind it. */
+typedef struct {
+  const uint32_t *words[MOST_FEW]; /* of x, from the first step that is multiplied on */
+  int64_t x[MOST_FEW], y[MOST_FEW], num;
+} TileRows;
+
+INLINE TileRows rows_of_tile(int is_int8, int rows, const Weights *w, int64_t r, int64_t end) {
+  const Product *p = w->product;
+  TileRows at = {.num = MIN(end - r, rows)};
+  for (int j = 0; j < rows; j++) {
+    at.x[j] = MIN(r + j, end - 1);
+    at.y[j] = p->at[at.x[j]];
+    at.words[j] = (const uint32_t *)p->x + at.x[j] * p->x_stride + w->step * WORDS * factors_of(is_int8);
+  }
+  return at;
+}
+
+/* Adds the sums [rows, registers, WIDTH] of a segment to those before it, which lie in y; after the last one y has the results. */
+static __attribute__((noinline)) void end_segment(int is_int8, int registers, const Weights *w, const TileRows *at, const vf *sums) {
+  const Product *p = w->product;
+  const int last = w->step + w->steps == p->steps;
+  for (int64_t j = 0; j < at->num; j++)
+    for (int i = 0; i < registers; i++, sums++) {
+      const int64_t out = w->out + i * WIDTH, outs = p->out - out;
+      float *y = p->y + at->y[j] * p->out;
+      vf sum = *sums;
+      if (w->step) {
+        const vf before = load_some(F32, (const char *)y, out, p->out);
+        sum = is_int8 ? (vf)((vu)before + (vu)sum) : before + sum;
+      }
+      if (is_int8 && last) {
+#if defined(__AVX512VNNI__)
+        sum = (vf)((vu)sum - 128 * (uint32_t)p->row_sum[at->x[j]]); /* what was not taken off may be beyond int32, and wraps */
+#endif
+        const vf scale = load_some(F32, (const char *)p->scale, out, p->out);
+        sum = __builtin_convertvector((vi)sum, vf) * all(p->row_scale[at->x[j]]) * scale;
+      }
+      if (outs >= WIDTH) store_f32(y + out, sum);
+      else if (outs > 0) memcpy(y + out, &sum, sizeof(float) * (size_t)outs);
+    }
+}
+
+/* Adds the products of factor `n` of each row. */
+INLINE void add_factor(int is_int8, int rows, int registers, const TileRows *at, int64_t n, const vf *weights, vf *sums) {
+  vf of_outs[MAX(TILE_REGISTERS, PARTS)];
+#pragma GCC unroll 4
+  for (int i = 0; i < registers; i++) {
+    of_outs[i] = weights[i];
+    if (rows > 1 && registers > 1) KEEP(of_outs[i]);
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < rows; j++) {
+    vf of_row = (vf)((vu){0} + at->words[j][n]);
+    if (registers > 1) KEEP(of_row);
+#pragma GCC unroll 4
+    for (int i = 0; i < registers; i++) {
+      vf *sum = sums + j * registers + i;
+      *sum = is_int8 ? (vf)add_int8_products((vi)*sum, (vi)of_row, (vi)of_outs[i]) : add_products(*sum, of_row, of_outs[i]);
+    }
+  }
+}
+
+/* `rows` rows from `r` on meet turned weights. */
+INLINE void tile(int is_int8, int rows, int registers, const Weights *w, int64_t r, int64_t end, Ahead *ahead) {
+  const TileRows at = rows_of_tile(is_int8, rows, w, r, end);
+  const vf *weights = w->turned;
+  vf found[TILE_ROWS * TILE_REGISTERS], sums[TILE_ROWS * TILE_REGISTERS];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows * registers; i++) sums[i] = (vf){0};
+  for (int64_t n = 0; n < w->steps * WORDS * factors_of(is_int8);) {
+    fetch(ahead);
+    for (int i = 0; i < FETCH_WORDS; i++, n++, weights += registers) add_factor(is_int8, rows, registers, &at, n, weights, sums);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows * registers; i++) found[i] = sums[i];
+  end_segment(is_int8, registers, w, &at, found);
+}
+
+/* Rows `first` to `end` - 1 meet a segment of `registers` registers of outputs. */
+INLINE void many_rows(int is_int8, int registers, Weights w, int64_t first, int64_t end, Ahead *ahead) {
+  vf turned[SEGMENT * WORDS * MAX(FACTORS, INT8_FACTORS) * TILE_REGISTERS];
+  w.turned = turned;
+  turn(is_int8, registers, &w, ahead);
+  int64_t r = first;
+  for (; r + 1 < end; r += TILE_ROWS) tile(is_int8, TILE_ROWS, registers, &w, r, end, ahead);
+  if (r < end) tile(is_int8, 1, registers, &w, r, end, ahead);
+}
+
+/* `rows` rows from `r` on meet a segment of LANES outputs. No turned weights leave the registers, where there are 32. */
+INLINE void few_rows(int is_int8, int rows, const Weights *w, int64_t r, int64_t end, Ahead *ahead) {
+  const TileRows at = rows_of_tile(is_int8, rows, w, r, end);
+  const int factors = factors_of(is_int8);
+  vf found[MOST_FEW * PARTS], sums[MOST_FEW * PARTS];
+#pragma GCC unroll 32
+  for (int i = 0; i < rows * PARTS; i++) sums[i] = (vf){0};
+  for (int64_t step = 0; step < w->steps; step++) {
+    vf turned[WORDS * 2 * PARTS];
+    fetch(ahead);
+    for (int i = 0; i < PARTS; i++) turn_step(is_int8, w, step, i, PARTS, turned);
+    UNROLL_STEP
+    for (int n = 0; n < WORDS * factors; n++)
+      add_factor(is_int8, rows, PARTS, &at, step * WORDS * factors + n, turned + n * PARTS, sums);
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < rows * PARTS; i++) found[i] = sums[i];
+  end_segment(is_int8, PARTS, w, &at, found);
+}
+
+/* ---- items of work ---- */
 
 typedef struct {
   const Product *products;
-  _Atomic int *failed;
-  int64_t threads;
-} TurnedProducts;
+  int64_t num_items, threads;
+  _Atomic int64_t next;
+} Products;
 
-/* Blocks of outputs of a product, all of nearly as many vectors. */
-INLINE int64_t turned_blocks(const Product *p) { return (p->out + TURNED_OUTS - 1) / TURNED_OUTS; }
+INLINE int64_t num_blocks(const Product *p) { return (p->out + p->outs_of_item - 1) / p->outs_of_item; }
 
-/* Vectors of outputs before one of them. */
-INLINE int64_t vectors_before(const Product *p, int64_t block) { return block * ((p->out + WIDTH - 1) / WIDTH) / turned_blocks(p); }
-
-/* Some blocks of outputs of some rows. The rows meet one block after the other, so that those of y are written together. */
-static void run_turned(const void *task, int64_t item) {
-  const TurnedProducts *turned = task;
-  const Product *p = turned->products;
-  for (; item >= p->num_items; p++) item -= p->num_items;
-  const int64_t items = (turned_blocks(p) + p->outs_of_item - 1) / p->outs_of_item, first_block = item % items * p->outs_of_item;
-  const int64_t end_block = MIN(first_block + p->outs_of_item, turned_blocks(p)), of_block = turned_bytes(p->steps, TURNED_OUTS);
-  const int64_t first = p->first + item / items * TURNED_ITEM, end = MIN(first + TURNED_ITEM, p->end);
-  char *weights = aligned_alloc(STEP_BYTES, whole_steps((end_block - first_block) * of_block));
-  if (!weights) {
-    atomic_store(turned->failed, 1);
-    return;
-  }
-  for (int64_t block = first_block; block < end_block; block++) {
-    const int64_t o = vectors_before(p, block) * WIDTH, width = vectors_before(p, block + 1) * WIDTH - o;
-    uint32_t *to = (uint32_t *)(weights + (block - first_block) * of_block);
-    for (int64_t i = 0; i < width; i += SIDE) {
-      const char *from = p->weight + (o + i) * p->row_bytes;
-      Turn t = {.columns = MIN(width - i, SIDE), .width = width, .to = to + i, .ahead = from + SIDE * p->row_bytes};
-      for (; t.rows < MIN(p->out - o - i, t.columns); t.rows++) t.from[t.rows] = from + t.rows * p->row_bytes;
-      turn(&t, p->row_bytes, p->steps);
-    }
-  }
-  /* What this thread probably turns next. */
-  const int64_t next_block = MIN(end_block + (turned->threads - 1) * p->outs_of_item, turned_blocks(p));
-  const int64_t last_block = MIN(next_block + p->outs_of_item, turned_blocks(p));
-  Ahead ahead = {p->weight + vectors_before(p, next_block) * WIDTH * p->row_bytes,
-                 p->weight + vectors_before(p, last_block) * WIDTH * p->row_bytes, 0};
-  const int64_t fetches = (end - first + TURNED_ROWS - 1) / TURNED_ROWS * (end_block - first_block) * LANES;
-  ahead.num = (ahead.end - ahead.next) / STEP_BYTES / fetches + 1;
-  for (int64_t r = first; r < end; r += TURNED_ROWS)
-    for (int64_t block = first_block; block < end_block; block++) {
-      const uint32_t *x = (const uint32_t *)p->x + r / SIDE * turned_bytes(p->steps, SIDE) / 4 + r % SIDE;
-      const vf *of_outs = (const vf *)(weights + (block - first_block) * of_block);
-      const int64_t num = MIN(end - r, TURNED_ROWS), before = vectors_before(p, block), o = before * WIDTH;
-      const int64_t vectors = vectors_before(p, block + 1) - before;
-      if (vectors == 3) turned_block(3, p, x, of_outs, r, num, o, &ahead);
-      else if (vectors == 2) turned_block(2, p, x, of_outs, r, num, o, &ahead);
-      else turned_block(1, p, x, of_outs, r, num, o, &ahead);
-    }
-  free(weights);
+/* The product of an item, and its number there. */
+INLINE const Product *product_of(const Products *all, int64_t *item) {
+  const Product *p = all->products;
+  for (; *item >= p->num_items; p++) *item -= p->num_items;
+  return p;
 }
 
-/* Runs products of rows that are turned. Returns whether there was memory for them. */
-static int run_turned_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products) {
-  _Atomic int failed = 0;
-  int64_t num_items = 0, threads = threads_of(frame);
+/* The first output of an item. */
+INLINE int64_t first_out(const Product *p, int64_t item) { return item % num_blocks(p) * p->outs_of_item; }
+
+/* Rows `first` to `end` - 1 meet outputs of `w`, up to `end_out`, segment after segment. */
+INLINE void multiply_outs(int is_int8, Weights w, int64_t first, int64_t end, int64_t end_out, Ahead *ahead) {
+  do {
+    w.steps = MIN(w.product->steps - w.step, SEGMENT);
+    if (end - first == 1) few_rows(is_int8, 1, &w, first, end, ahead);
+    else if (end - first <= 4) few_rows(is_int8, 4, &w, first, end, ahead);
+    else if (end - first <= MOST_FEW) few_rows(is_int8, MOST_FEW, &w, first, end, ahead);
+    else if (w.out + 2 * WIDTH >= end_out) many_rows(is_int8, 2, w, first, end, ahead);
+    else many_rows(is_int8, TILE_REGISTERS, w, first, end, ahead);
+    w.step += w.steps;
+  } while (w.step < w.product->steps);
+}
+
+/* One item: some rows and outputs. Meanwhile the weights of item `next` are fetched, if there is one. */
+INLINE void product_item(int is_int8, const Products *all, int64_t item, int64_t next, int cold) {
+  const Product *p = product_of(all, &item);
+  const int64_t first_row = p->first + item / num_blocks(p) * p->rows_of_item, end = MIN(first_row + p->rows_of_item, p->end);
+  const int64_t first = first_out(p, item), end_out = MIN(first + p->outs_of_item, p->out), registers = (end_out - first + WIDTH - 1) / WIDTH;
+  const int64_t few = end - first_row <= MOST_FEW, outs = few ? LANES : TILE_REGISTERS * WIDTH;
+  const int64_t fetches_of_tile = few ? 0 : WORDS * factors_of(is_int8) / FETCH_WORDS * ((registers + TILE_REGISTERS - 1) / TILE_REGISTERS);
+  const int64_t fetches = p->steps * (registers + (end - first_row) / TILE_ROWS * fetches_of_tile);
+  Ahead ahead = {NULL, NULL, 0};
+  if (next < all->num_items) {
+    const Product *q = product_of(all, &next);
+    ahead.next = q->weight + first_out(q, next) * q->row_bytes;
+    ahead.end = ahead.next + MIN(q->out - first_out(q, next), q->outs_of_item) * q->row_bytes;
+    ahead.num = (ahead.end - ahead.next) / STEP_BYTES / MAX(fetches, 1) + 1;
+  }
+  for (int64_t out = first; out < end_out; out += outs)
+    multiply_outs(is_int8, (Weights){.product = p, .out = out, .cold = cold}, first_row, end, end_out, &ahead);
+}
+
+/* Takes items until none is left, each while the one before is multiplied: whoever fetches weights also multiplies them, for what
+   lies in the cache of another core comes late. The last items are not taken before their time, or others would wait. */
+INLINE void take_products(int is_int8, Products *all) {
+  int64_t item = atomic_fetch_add(&all->next, 1);
+  for (int cold = 1; item < all->num_items;) {
+    const int early = item + all->threads < all->num_items;
+    int64_t next = early ? atomic_fetch_add(&all->next, 1) : all->num_items;
+    product_item(is_int8, all, item, next, cold);
+    cold = !early;
+    item = early ? next : atomic_fetch_add(&all->next, 1);
+  }
+}
+
+#if !FLOAT_TILES
+static void run_float_products(const void *all, int64_t thread) { take_products(0, *(Products *const *)all); }
+
+/* Rows of x as words that are multiplied. */
+typedef struct {
+  const char *from;
+  uint32_t *to;
+  const Sorted *rows;
+  int64_t in, stride;
+} Spread;
+
+static void run_spread(const void *task, int64_t row) {
+  const Spread *spread = task;
+  const int64_t row_bytes = spread->in * ITEM_BYTES;
+  const char *from = spread->from + spread->rows->at[row] / spread->rows->share * row_bytes;
+  uint32_t *to = spread->to + row * spread->stride;
+#if FACTORS == 1
+  memcpy(to, from, (size_t)row_bytes);
+  memset((char *)to + row_bytes, 0, (size_t)(spread->stride * 4 - row_bytes));
+#else
+  for (int64_t i = 0; i < spread->stride; i += WIDTH) store_f32((float *)to + i, load_some(DTYPE, from, i, spread->in));
+#endif
+}
+#endif
+
+/* Words from one row of x to the next: a cache line more than a row takes, or rows would share places in the cache. */
+INLINE int64_t x_stride_of(int64_t steps, int factors) { return steps * WORDS * factors + WORDS; }
+
+/* Whether threads share the work of products. */
+static int are_shared(const Product *products, int64_t num_products, int64_t in) {
+  int64_t multiply_adds = 0;
+  for (int64_t i = 0; i < num_products; i++) multiply_adds += (products[i].end - products[i].first) * in * products[i].out;
+  return multiply_adds >= ALONE;
+}
+
+#if !FLOAT_TILES
+/* Runs products by items of a block of outputs and all rows; or by smaller ones where threads would get too few. */
+static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *run) {
+  const int shared = are_shared(products, num_products, in);
+  Products all = {.products = products, .threads = shared ? threads_of(frame) : 1};
+  int64_t blocks = 0, rows = 1;
+  for (int64_t i = 0; i < num_products; i++) {
+    blocks += (products[i].out + ITEM_OUTS - 1) / ITEM_OUTS;
+    rows = MAX(rows, products[i].end - products[i].first);
+  }
+  const int64_t enough = shared ? ITEMS_OF_THREAD * all.threads : 0, missing = enough / MAX(blocks, 1) + 1;
+  const int64_t chunks = MAX(MIN(missing, rows / LEAST_ROWS), 1);
   for (int64_t i = 0; i < num_products; i++) {
     Product *p = products + i;
-    const int64_t chunks = (p->end - p->first + TURNED_ITEM - 1) / TURNED_ITEM, blocks = turned_blocks(p);
-    const int64_t fits = TURNED_BYTES / turned_bytes(MAX(p->steps, 1), TURNED_OUTS), fair = blocks * chunks / (ITEMS_OF_THREAD * threads);
-    p->outs_of_item = MAX(MIN(fits, fair), 1);
-    p->num_items = (blocks + p->outs_of_item - 1) / p->outs_of_item * chunks;
-    num_items += p->num_items;
+    p->outs_of_item = blocks < enough && chunks == 1 ? ITEM_OUTS / 2 : ITEM_OUTS;
+    p->rows_of_item = (rows + chunks - 1) / chunks;
+    p->num_items = num_blocks(p) * ((p->end - p->first + p->rows_of_item - 1) / p->rows_of_item);
+    all.num_items += p->num_items;
   }
-  run_items(frame, 1, num_items, run_turned, &(TurnedProducts){products, &failed, threads});
-  return !failed;
+  run_items(frame, shared, all.threads, run, &(Products *){&all});
 }
 #endif
 
@@ -768,8 +771,8 @@ INLINE void tile_block(int is_int8, int outs, int rows, int fetches, const Produ
   }
 }
 
-INLINE void tile_item(int is_int8, const Product *p, int64_t item) {
-  for (; item >= p->num_items; p++) item -= p->num_items;
+INLINE void tile_item(int is_int8, const Products *all, int64_t item) {
+  const Product *p = product_of(all, &item);
   const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
   Shapes before;
   begin_tiles(&before);
@@ -786,6 +789,24 @@ INLINE void tile_item(int is_int8, const Product *p, int64_t item) {
   end_tiles(&before);
 }
 
+#define TILE_ITEM_BYTES (512 << 10) /* most bytes of weights that one item of work reads */
+#define TILE_ITEM_OUTS (2 * SIDE)   /* outputs of an item are a multiple of it */
+
+static void run_tile_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *run) {
+  const int shared = are_shared(products, num_products, in);
+  Products all = {.products = products, .threads = shared ? threads_of(frame) : 1};
+  int64_t outs = 0;
+  for (int64_t i = 0; i < num_products; i++) outs += products[i].out;
+  for (int64_t i = 0; i < num_products; i++) {
+    Product *p = products + i;
+    const int64_t most = MIN(TILE_ITEM_BYTES / MAX(p->row_bytes, 1), outs / (ITEMS_OF_THREAD * all.threads));
+    p->outs_of_item = shared ? MAX(most / TILE_ITEM_OUTS, 1) * TILE_ITEM_OUTS : p->out;
+    p->num_items = num_blocks(p);
+    all.num_items += p->num_items;
+  }
+  run_items(frame, shared, all.num_items, run, &all);
+}
+
 static void run_int8_tiles(const void *task, int64_t item) { tile_item(1, task, item); }
 #if FLOAT_TILES
 static void run_float_tiles(const void *task, int64_t item) { tile_item(0, task, item); }
@@ -799,30 +820,24 @@ static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
   const int64_t steps = (given.in + STEP_ITEMS - 1) / STEP_ITEMS, row_bytes = given.in * ITEM_BYTES;
 #if FLOAT_TILES
   const Sorted rows = sort_rows(&given, SIDE);
-  const int64_t prepared_bytes = gathered_bytes(rows.size, steps);
+  const int64_t stride = 0, prepared_bytes = gathered_bytes(rows.size, steps);
 #else
-  const int turned = given.rows * given.k >= TURNED_FROM * given.experts;
-  const Sorted rows = sort_rows(&given, turned ? SIDE : 1);
-  const int64_t of_row = turned ? turned_bytes(steps, 1) : x_stride_of(steps) * (int64_t)sizeof(vf);
-  const int64_t prepared_bytes = (rows.size + SIDE - 1) / SIDE * SIDE * of_row;
+  const Sorted rows = sort_rows(&given, 1);
+  const int64_t stride = x_stride_of(steps, FACTORS), prepared_bytes = rows.size * stride * 4;
 #endif
   char *prepared = aligned_alloc(STEP_BYTES, whole_steps(prepared_bytes));
+  const Product like = {.x = prepared, .row_bytes = row_bytes, .steps = steps, .x_stride = stride};
   int64_t num_products = 0;
-  Product *products = products_of(&given, &rows, (Product){.x = prepared, .row_bytes = row_bytes, .steps = steps}, &num_products);
-  int complete = rows.at && prepared && products;
+  Product *products = products_of(&given, &rows, like, &num_products);
+  const int complete = rows.at && prepared && products;
   if (complete) {
 #if FLOAT_TILES
     gather(frame, &(Gathering){given.x->data, prepared, &rows, 0, row_bytes, row_bytes, steps});
-    run_products(frame, products, num_products, given.in, run_float_tiles);
+    run_tile_products(frame, products, num_products, given.in, run_float_tiles);
 #else
-    if (turned) {
-      run_items(frame, 1, rows.size / SIDE, run_turning, &(Turning){given.x->data, (uint32_t *)prepared, &rows, row_bytes, steps});
-      complete = run_turned_products(frame, products, num_products);
-    } else {
-      const Spread spread = {given.x->data, (vf *)prepared, &rows, given.in, steps};
-      run_items(frame, rows.num_rows * given.in >= ALONE, rows.size, run_spread, &spread);
-      run_products(frame, products, num_products, given.in, run_float_product);
-    }
+    const Spread spread = {given.x->data, (uint32_t *)prepared, &rows, given.in, stride};
+    run_items(frame, rows.num_rows * given.in >= ALONE, rows.size, run_spread, &spread);
+    run_products(frame, products, num_products, given.in, run_float_products);
 #endif
   }
   free(products);

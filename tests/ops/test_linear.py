@@ -32,12 +32,32 @@ class TestReference(PinnedContract):
     numerics = pinned("reference")
 
 
+def added_in_order(x: np.ndarray, weight: np.ndarray, segment: int) -> np.ndarray:
+    """The product `[rows, out]` with one multiply-add after the other; float64 holds a product of two float32 exactly."""
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for first in range(0, x.shape[1], segment):
+        found = np.zeros_like(total)
+        for i in range(first, min(first + segment, x.shape[1])):
+            found = (np.outer(x[:, i].astype(np.float64), weight[:, i].astype(np.float64)) + found).astype(np.float32)
+        total = total + found
+    return total
+
+
 class TestCpu(PinnedContract):
     """Few outputs, and inputs that fill no vector; many rows, and products that several threads share."""
 
     numerics = Numerics(linear="pinned", implementation="cpu")
     dtypes = ("float32", "bfloat16", "float16")
     sizes = ((96, 211), (33, 5), (1, 1), (2200, 40))
+
+    @pytest.mark.parametrize("rows", [1, 3, 8, 70])
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    def test_inputs_are_added_up_one_after_the_other_and_so_are_segments(self, dtype: str, rows: int):
+        x, weight = make_problem(2200, 40, dtype, rows=rows)
+        got = self.run(x, weight)
+        segment = 2048 // x.itemsize
+        assert (bits(got) == bits(added_in_order(x, weight, segment))).all()
+        assert (bits(got) != bits(added_in_order(x, weight, 2 * segment))).any()  # the control: another order is found out
 
     def test_several_weights_at_once_have_the_bits_of_one_after_the_other(self):
         x, weight = make_problem(96, 211, "bfloat16", rows=9)

@@ -1,7 +1,7 @@
-"""Pinned products on CPUs, by a kernel in C that reads each weight once for up to 64 rows (`native/products.c`).
+"""Pinned products on CPUs, by a kernel in C that reads each weight once for all rows (`native/products.c`).
 
-Lane l of 16 adds up every sixteenth product of a row, and a fixed tree adds the lanes. So a row's sum has one order, whatever
-the number of rows, the tiles or the threads are. Rows that are not used are left out, and cost no time.
+Products are added up one input after the other, in segments. So a row's sum has one order, whatever the number of rows, the
+tiles or the threads are. Rows that are not used are left out, and cost no time.
 """
 
 from collections.abc import Sequence
