@@ -1,7 +1,11 @@
 """The CPU kernels as a library: where it comes from, what is said if there is none, and bits on narrower processors."""
 
 import ctypes
+import dataclasses
 import functools
+import re
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +20,7 @@ from detspec.native import library, processor
 from detspec.native.processor import cpu_facts, has_tiles
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.attention.scores import Scores
+from detspec.ops.implementations import begin_kernels
 from detspec.ops.linear.int8 import linears_f32, quantize
 from detspec.schedule import Numerics
 
@@ -48,6 +53,75 @@ def test_library_is_kept_for_the_next_process(monkeypatch, tmp_path):
     library._machine_code(SOURCE + " ", options)
     library._machine_code(SOURCE, library.options_for("F32"))
     assert len(compiled) == 3
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path) -> pytest.MonkeyPatch:
+    """No unit has been compiled, in this process or another; XLA, which takes a name once, is told of none."""
+    monkeypatch.setenv("DETSPEC_COMPILE_CACHE", str(tmp_path / "programs"))
+    monkeypatch.setattr(library, "_begun", {})
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *_, **__: None)
+    return monkeypatch
+
+
+def test_threads_that_ask_at_once_have_a_unit_compiled_once(fresh):
+    compiled = []
+    compile_fn = library._compile
+
+    def counted(source: str, options: tuple[str, ...]) -> bytes:
+        compiled.append(source)
+        return compile_fn(source, options)
+
+    fresh.setattr(library, "_compile", counted)
+    with ThreadPoolExecutor(4) as threads:
+        names = [*threads.map(lambda _: library.target("detspec_take", jnp.float16), range(4))]
+    assert len(set(names)) == len(compiled) == 1
+    assert library.target("detspec_sum", jnp.float16).removeprefix("detspec_sum") == names[0].removeprefix("detspec_take")
+    assert len(compiled) == 1  # a function of the same unit
+
+
+def test_what_fails_in_the_background_is_said_when_it_is_needed_and_tried_again(fresh):
+    fresh.setenv("CC", "no-such-compiler")
+    library.begin("detspec_take", jnp.float16)
+    for _ in range(2):
+        with pytest.raises(InputError, match="no C compiler was found: install gcc or clang, or name one"):
+            library.target("detspec_take", jnp.float16)
+    fresh.delenv("CC")
+    assert library.target("detspec_take", jnp.float16).startswith("detspec_take_F16_")
+
+
+def test_unit_has_its_own_functions_and_leaves_out_the_others():
+    compiled = library._load(library._compile(library.source_text("rows"), library.options_for("F32")))
+    found = {function for function in library.UNIT_OF if hasattr(compiled, function)}
+    assert found == {function for function, unit in library.UNIT_OF.items() if unit == "rows"}
+
+
+def test_every_function_of_the_source_is_in_a_unit():
+    defined = set(re.findall(r"^XLA_FFI_Error \*(detspec_\w+)\(", SOURCE, re.MULTILINE))
+    assert defined == set(library.UNIT_OF)
+
+
+BEGINS = {
+    "floats": (None, None, "pinned", [("detspec_linear", "bfloat16"), ("detspec_attention", "bfloat16")]),
+    "int8 weights": ("int8", None, "pinned", [("detspec_int8_linear", "bfloat16"), ("detspec_attention", "bfloat16")]),
+    "integers": ("int8", 15, "xla", [("detspec_integer_product", "bfloat16"), ("detspec_attention", "bfloat16")]),
+    "products of XLA": (None, None, "xla", [("detspec_attention", "bfloat16")]),
+}
+
+
+@pytest.mark.parametrize("of", list(BEGINS))
+def test_model_begins_the_units_that_its_passes_need(monkeypatch, of):
+    weights, activation_bits, linear, expected = BEGINS[of]
+    begun = []
+    monkeypatch.setattr(library, "begin", lambda *names: begun.append(names))
+    cfg = SimpleNamespace(
+        weights=weights, dtype="bfloat16", activation_bits=activation_bits, is_integer=activation_bits is not None
+    )
+    numerics = Numerics(implementation="cpu", linear=linear, cache_dtype="bfloat16")
+    begin_kernels(cfg, numerics)
+    assert begun == expected
+    begin_kernels(cfg, dataclasses.replace(numerics, implementation="reference"))
+    assert begun == expected
 
 
 @pytest.mark.slow

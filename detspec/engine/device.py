@@ -46,6 +46,7 @@ from detspec.generation.score import Asked, Replayed
 from detspec.mesh import COPIES, STATE, Place, made, param_specs, place_of, put
 from detspec.model.dense import has_longer_texts
 from detspec.model.params import Params
+from detspec.ops.implementations import begin_kernels
 from detspec.riders.rider import Capacity, Entry, Reader, Rider
 from detspec.riders.riding import Riders
 from detspec.sampling_params import MAX_LOGPROBS
@@ -105,6 +106,7 @@ class Device:
             )
         self.config = config
         self.schedule = chosen_schedule(config.schedule, model.cfg)
+        begin_kernels(model.cfg, self.schedule.numerics)
         self.num_pages = config.max_requests * self.max_pages if config.num_pages is None else config.num_pages
         if self.num_pages < config.max_requests:
             raise InputError(

@@ -1,11 +1,11 @@
 """Compiles the C of this folder for the processor at hand, and tells XLA of its functions.
 
-A dtype takes some seconds. What came of it is kept where compiled programs are kept, under a digest of the source, the
+A unit of functions takes a second or two for a dtype. It is compiled by a thread of its own: when one of its functions is
+needed, or before, see `begin`. What came of it is kept where compiled programs are kept, under a digest of the source, the
 options, the versions and the machine. So nodes of two kinds that share a home folder each get their own.
 """
 
 import ctypes
-import functools
 import hashlib
 import json
 import os
@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,23 +28,15 @@ from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.native.processor import NO_KERNELS, TILE_OPTIONS, cpu_facts, find_compiler, has_tiles
 
-NAMES = (
-    "linear",
-    "int8_linear",
-    "experts",
-    "int8_experts",
-    "attention",
-    "append",
-    "append_int8",
-    "copy",
-    "take",
-    "sum",
-    "draw",
-    "ceiling",
-)
-FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
-INTEGER_FUNCTIONS = tuple(f"detspec_integer_{name}" for name in ("product", "norm", "gate", "attention", "noise", "append"))
-# compiled as one text
+# Functions that are compiled together. A model needs one unit of products, and the rows.
+UNITS = {
+    "products": ("linear", "experts"),
+    "int8_products": ("int8_linear", "int8_experts"),
+    "rows": ("attention", "append", "append_int8", "copy", "take", "sum", "draw", "ceiling"),
+    "integer": tuple(f"integer_{name}" for name in ("product", "norm", "gate", "attention", "noise", "append")),
+}
+UNIT_OF = {f"detspec_{name}": unit for unit, names in UNITS.items() for name in names}
+# one text, the first file what all others need
 SOURCES = tuple(
     f"{name}.c" for name in ("base", "products", "int8_products", "attention", "rows", "sample", "integer", "ceiling")
 )
@@ -53,19 +46,23 @@ DTYPES |= {jnp.dtype(jnp.int8): "F32", jnp.dtype(jnp.int32): "F32"}
 OPTIONS = ("-O2", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
 
 _lock = threading.Lock()
+_begun: dict[tuple[str, str], Future[str]] = {}  # by unit and dtype: what the names of its functions end in
+_threads = ThreadPoolExecutor(len(UNITS), thread_name_prefix="kernels")
+
+
+def begin(function: str, dtype: DTypeLike) -> None:
+    """Begins to compile the unit of a function, for a program that will need it; `target` raises what goes wrong."""
+    _begin(UNIT_OF[function], _kind(dtype))
 
 
 def target(function: str, dtype: DTypeLike) -> str:
-    """The name by which XLA knows a function of C for weights or a cache of `dtype`; compiles and loads it first.
+    """The name by which XLA knows a function of C for weights or a cache of `dtype`; waits until it is compiled and loaded.
 
     The name has a digest of the source in it, so that compiled programs never meet other kernels than they were made with.
 
     Raises `InputError` if there are no kernels for `dtype`, no compiler is found, or it fails.
     """
-    if jnp.dtype(dtype) not in DTYPES:
-        raise InputError(f'"cpu" kernels take {", ".join(map(str, DTYPES))}, got {jnp.dtype(dtype)}')
-    with _lock:
-        return f"{function}_{_register(DTYPES[jnp.dtype(dtype)])}"
+    return f"{function}_{_begin(UNIT_OF[function], _kind(dtype)).result()}"
 
 
 def kernel(function: str, dtype: DTypeLike, result: Any, *, in_place: Mapping[int, int] | None = None) -> Callable[..., Any]:
@@ -84,20 +81,37 @@ def kernel(function: str, dtype: DTypeLike, result: Any, *, in_place: Mapping[in
     return jax.ffi.ffi_call(target(function, dtype), result, vmap_method="sequential", input_output_aliases=aliases)
 
 
-@functools.cache
-def _register(dtype: str) -> str:
-    """Registers all functions for `dtype`; returns what their names end in."""
-    source = source_text()
-    library = _load(_machine_code(source, options_for(dtype)))
-    ending = f"{dtype}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
-    for function in (*FUNCTIONS, *(INTEGER_FUNCTIONS if dtype == "F32" else ())):
-        jax.ffi.register_ffi_target(f"{function}_{ending}", jax.ffi.pycapsule(getattr(library, function)), platform="cpu")
+def _kind(dtype: DTypeLike) -> str:
+    if jnp.dtype(dtype) not in DTYPES:
+        raise InputError(f'"cpu" kernels take {", ".join(map(str, DTYPES))}, got {jnp.dtype(dtype)}')
+    return DTYPES[jnp.dtype(dtype)]
+
+
+def _begin(unit: str, kind: str) -> Future[str]:
+    """Has another thread register a unit, once; after a failure again."""
+    with _lock:
+        begun = _begun.get((unit, kind))
+        if begun is None or (begun.done() and begun.exception() is not None):
+            begun = _begun[unit, kind] = _threads.submit(_register, unit, kind)
+        return begun
+
+
+def _register(unit: str, kind: str) -> str:
+    """Registers the functions of a unit; returns what their names end in."""
+    library = _load(_machine_code(source_text(unit), options_for(kind)))
+    ending = f"{kind}_{hashlib.sha256(source_text().encode()).hexdigest()[:8]}"
+    for name in UNITS[unit]:
+        capsule = jax.ffi.pycapsule(getattr(library, f"detspec_{name}"))
+        jax.ffi.register_ffi_target(f"detspec_{name}_{ending}", capsule, platform="cpu")
     return ending
 
 
-def source_text() -> str:
-    """The C of all kernels."""
-    return "".join(files("detspec.native").joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
+def source_text(unit: str | None = None) -> str:
+    """The C of all kernels; of a `unit`, other functions are declared static, so the compiler leaves out what nothing calls."""
+    base, *others = (files("detspec.native").joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
+    left_out = [function for function, its_unit in UNIT_OF.items() if unit not in (None, its_unit)]
+    declared = [f"static XLA_FFI_Error *{function}(XLA_FFI_CallFrame *) __attribute__((unused));\n" for function in left_out]
+    return "".join([base, *declared, *others])
 
 
 def options_for(dtype: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from detspec import cache
+from detspec.config import ModelConfig
 from detspec.ops import gathers
 from detspec.ops.attention import int8_pages
 from detspec.ops.attention import reference as reference_attention
@@ -41,6 +42,21 @@ class Operations(NamedTuple):
 def operations(numerics: Numerics) -> Operations:
     """The operations of the implementation that `numerics` names."""
     return IMPLEMENTATIONS[numerics.implementation](numerics)
+
+
+def begin_kernels(cfg: ModelConfig, numerics: Numerics) -> None:
+    """Begins to compile what a model's passes will need of an implementation that this machine's compiler makes."""
+    if numerics.implementation != "cpu":
+        return
+    from detspec.native.library import begin
+
+    if cfg.is_integer:
+        begin("detspec_integer_product", numerics.cache_dtype)
+    elif cfg.weights is not None:
+        begin("detspec_int8_linear", cfg.dtype)
+    elif numerics.linear == "pinned":
+        begin("detspec_linear", cfg.dtype)
+    begin("detspec_attention", numerics.cache_dtype)
 
 
 def _reference(numerics: Numerics) -> Operations:
