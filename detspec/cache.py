@@ -105,10 +105,10 @@ def init_cache(
     declared = cache_pools(cfg, numerics, num_pages=num_pages, max_requests=max_requests)
     has_seats = any(pool.by_seat for pool in _leaves(declared))
     return KVCache(
-        pools=jax.tree.map(lambda pool: jnp.zeros(pool.shape, pool.dtype), declared, is_leaf=_is_pool),
-        page_table=jnp.asarray(table),
+        pools=jax.tree.map(_zeros, declared, is_leaf=_is_pool),
+        page_table=jax.device_put(table),
         length=filled(max_requests, 0, np.int32),
-        seat=jnp.asarray(np.arange(max_requests, dtype=np.int32)) if has_seats else None,
+        seat=jax.device_put(np.arange(max_requests, dtype=np.int32)) if has_seats else None,
     )
 
 
@@ -152,6 +152,11 @@ def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: 
     num_pages = max_requests * numerics.num_pages(max_len) if num_pages is None else num_pages
     pools = _leaves(cache_pools(cfg, numerics, num_pages=num_pages, max_requests=max_requests))
     return sum(math.prod(pool.shape) * np.dtype(pool.dtype).itemsize for pool in pools)
+
+
+def _zeros(pool: Pool) -> jax.Array:
+    """The array of a pool; made on the device, by one program for each shape."""
+    return jax.lax.broadcast(filled((), 0, pool.dtype), pool.shape)
 
 
 def _is_pool(node: Any) -> bool:

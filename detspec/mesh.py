@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -150,8 +149,8 @@ def place_of(cfg: ModelConfig, params: Params) -> Place:
     if mesh is None:
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in leaves):
             return None
-        first = next((leaf for _, leaf in leaves if isinstance(leaf, jax.Array)), jnp.zeros(()))
-        return SingleDeviceSharding(next(iter(first.devices())))
+        first = next((leaf for _, leaf in leaves if isinstance(leaf, jax.Array)), None)
+        return SingleDeviceSharding(next(iter((jax.device_put(0) if first is None else first).devices())))
     wanted_places = jax.tree.leaves(jax.tree.broadcast(param_shardings(cfg, mesh), params))
     for (path, leaf), wanted in zip(leaves, wanted_places, strict=True):
         if not leaf.sharding.is_equivalent_to(wanted, leaf.ndim):

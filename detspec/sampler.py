@@ -335,7 +335,8 @@ INTEGERS = Numbers(
 
 def _init(cfg: ModelConfig, capacity: Capacity) -> SamplingArrays:
     idle = [SamplingParams()] * capacity.num_sequences
-    return sampling_arrays(idle, max_stop_ids=capacity.max_stop_ids, max_logit_bias=capacity.max_logit_bias)
+    arrays = sampling_arrays(idle, max_stop_ids=capacity.max_stop_ids, max_logit_bias=capacity.max_logit_bias)
+    return jax.device_put(arrays)
 
 
 def _pack(like: SamplingArrays, entries: Sequence[Entry], eos_ids: Sequence[int]) -> SamplingArrays:

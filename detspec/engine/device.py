@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from detspec.cache import SCRATCH_PAGE, check_seats, shares_pages
+from detspec.cache import SCRATCH_PAGE, check_seats, filled, shares_pages
 from detspec.checkpoint.load import Model
 from detspec.compile_cache import user_cache
 from detspec.draft.ngram import acceptance_by_match_length
@@ -149,7 +149,7 @@ class Device:
         self._draft_states: dict[str, DraftState] = {}
         self._derived: dict[str, DraftParams] = {}  # weights of draft sources that are made from the model's
         self._no_requests = put(no_requests(self.state), self.place)
-        self._no_texts = put(jax.tree.map(jnp.asarray, _no_texts(config)), self.place)
+        self._no_texts = put(_no_texts(config), self.place)
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in, as `_requests`
         self._requests = self._no_requests
         self.cache = user_cache() if config.compile_cache else None
@@ -295,7 +295,7 @@ class Device:
     def clear(self) -> None:
         """Takes all sequences out of their places."""
         self._take_out()
-        self.state = self.state.replace(live=jnp.zeros_like(self.state.live))
+        self.state = self.state.replace(live=put(filled(self.config.max_requests, False, bool), self.place))
 
     def _take_out(self) -> None:
         """Forgets the requests that wait to be put in."""

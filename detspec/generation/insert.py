@@ -59,7 +59,7 @@ def pack_requests(state: GenState, entries: Sequence[Entry], eos_ids: Sequence[i
 
 def no_requests(state: GenState) -> Requests:
     """Requests for no sequence, on the device."""
-    return jax.tree.map(jnp.asarray, pack_requests(state, (), ()))
+    return jax.device_put(pack_requests(state, (), ()))
 
 
 def put_requests(state: GenState, requests: Requests) -> GenState:
