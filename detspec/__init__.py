@@ -13,6 +13,8 @@ Pictures of real runs are in `detspec.traces`.
 import importlib
 from typing import TYPE_CHECKING
 
+from detspec.garbage import kept_garbage
+
 __all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Needs", "Request"]
 __all__ += ["SamplingParams", "Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
 __all__ += ["compare", "default_schedule", "dense_config", "draft_model", "fingerprint", "generate", "load", "logprobs"]
@@ -69,7 +71,8 @@ else:
             return importlib.import_module("detspec.traces")
         if name not in FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(f"detspec.{FILES[name]}"), name)
+        with kept_garbage():
+            found = globals()[name] = getattr(importlib.import_module(f"detspec.{FILES[name]}"), name)
         return found
 
     def __dir__() -> list[str]:

@@ -37,6 +37,7 @@ TRUNK = (
         "read_json",
         "plain",
         "say",
+        "garbage",
         "integer",
     ),
     ("cache", "state", "riders", "passes"),

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from detspec.compile_cache import CompileCache
 from detspec.config import ModelConfig
+from detspec.garbage import kept_garbage
 from detspec.held import Jitted
 from detspec.mesh import mesh_of, over_chips
 from detspec.state import GenState
@@ -72,7 +73,8 @@ class Programs:
                 return begun
             begun = self._begun[wanted.key] = Future()
         try:
-            lowered = _lower(wanted.call, wanted.mesh)
+            with kept_garbage():
+                lowered = _lower(wanted.call, wanted.mesh)
         except BaseException as error:
             begun.set_exception(error)
             raise
