@@ -633,17 +633,19 @@ def _tables() -> tuple[Array, Array, Array]:
     with localcontext() as context:
         context.prec = 40
         pi = Decimal("3.141592653589793238462643383279502884197")
-        sines = []
-        for place in range(1025):
+        quarter = []
+        for place in range(257):
             x = 2 * pi * place / 1024
             terms = [x]
             while abs(terms[-1]) > Decimal("1e-30"):
                 n = 2 * len(terms)
                 terms.append(-terms[-1] * x * x / (n * (n + 1)))
-            sines.append(rounded(sum(terms, Decimal(0)) * 2**20))
-        logs = [rounded((1 + Decimal(i) / 256).ln() / Decimal(2).ln() * 2**26) for i in range(257)]
+            quarter.append(rounded(sum(terms, Decimal(0)) * 2**20))
+        half = [*quarter, *quarter[-2::-1]]
+        ln_2 = Decimal(2).ln()
+        logs = [rounded((1 + Decimal(i) / 256).ln() / ln_2 * 2**26) for i in range(257)]
     roots = [0] * 64 + [isqrt(2**69 * 4 // (2 * i + 1)) // 2 for i in range(64, 256)]  # 2**30 / sqrt((i + 1/2) / 256)
-    return np.asarray(sines), np.asarray(logs), np.asarray(roots)
+    return np.asarray([*half, *(-sine for sine in half[1:])]), np.asarray(logs), np.asarray(roots)
 
 
 SINES, LOGS, INVERSE_ROOTS = _tables()
