@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 import zipfile
 import zlib
 from collections import Counter
@@ -686,8 +687,9 @@ def test_checkout_that_is_not_installed_gets_a_version(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "")
     packages.name_checkout(ROOT, tmp_path)
     monkeypatch.undo()
-    assert metadata.distribution("detspec").version == "0.1.0"
-    assert [found.version for found in metadata.distributions(path=[str(tmp_path)])] == ["0.1.0"]
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert metadata.distribution("detspec").version == named
+    assert [found.version for found in metadata.distributions(path=[str(tmp_path)])] == [named]
 
 
 def test_partial_figures_are_kept_until_the_measurement_succeeds():
