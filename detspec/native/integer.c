@@ -114,12 +114,12 @@ INLINE int32_t inverse_of(int32_t d) {
 /* ---- products ---- */
 
 #if defined(__AVX512F__) /* sums, and the x and weights of a step, fit into 32 registers */
-#define MANY_ROWS 4
-#define MANY_ROW_OUTS 4
+#define INTEGER_ROWS 4
+#define FOUR_ROW_OUTS 4
 #define TWO_ROW_OUTS 8
 #else
-#define MANY_ROWS 4
-#define MANY_ROW_OUTS 2
+#define INTEGER_ROWS 4
+#define FOUR_ROW_OUTS 2
 #define TWO_ROW_OUTS 4
 #endif
 #define MOST_SUMS 24
@@ -274,8 +274,8 @@ static void integer_sums(int64_t rows, const int16_t *x, int64_t stride, const i
   for (; o + (OUTS) <= outs; o += (OUTS)) integer_tile(ROWS, OUTS, x, stride, w + o * in, in, sums + o)
   if (rows == 1) TILES(1, TWO_ROW_OUTS);
   if (rows == 2) TILES(2, TWO_ROW_OUTS);
-  if (rows == 3) TILES(3, MANY_ROW_OUTS);
-  if (rows == 4) TILES(4, MANY_ROW_OUTS);
+  if (rows == 3) TILES(3, FOUR_ROW_OUTS);
+  if (rows == 4) TILES(4, FOUR_ROW_OUTS);
 #undef TILES
   for (; o < outs; o++)
     for (int64_t r = 0; r < rows; r++) integer_tile(1, 1, x + r * stride, stride, w + o * in, in, sums + r * LINE + o);
@@ -293,8 +293,8 @@ static void narrow_sums(int64_t rows, const Narrow *x, int64_t stride, const int
   }
   if (rows == 1) TILES(1, TWO_ROW_OUTS);
   if (rows == 2) TILES(2, TWO_ROW_OUTS);
-  if (rows == 3) TILES(3, MANY_ROW_OUTS);
-  if (rows == 4) TILES(4, MANY_ROW_OUTS);
+  if (rows == 3) TILES(3, FOUR_ROW_OUTS);
+  if (rows == 4) TILES(4, FOUR_ROW_OUTS);
 #undef TILES
   for (; o < outs; o++)
     for (int64_t r = 0; r < rows; r++) {
@@ -507,7 +507,7 @@ XLA_FFI_Error *detspec_integer_product(XLA_FFI_CallFrame *frame) {
   const int64_t numbers = rows * stride, in_8_bits = *(const int32_t *)attribute(frame, 0) == 8;
 #if defined(AMX)
   const Given given = {.x = args[0], .rows = rows, .k = 1, .experts = 1};
-  const Sorted sorted = rows > MANY_ROWS ? sort_rows(&given, SIDE) : (Sorted){.size = 0};
+  const Sorted sorted = rows > INTEGER_ROWS ? sort_rows(&given, SIDE) : (Sorted){.size = 0};
   const int64_t steps = (in + STEP_BYTES - 1) / STEP_BYTES, tile_bytes = gathered_bytes(sorted.size, steps);
 #else
   const int64_t tile_bytes = 0;

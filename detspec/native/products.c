@@ -48,11 +48,12 @@
 #define UNROLL_STEP
 #endif
 #define FETCH_WORDS 4            /* meet a tile from one fetch to the next */
-#define ITEM_OUTS 64             /* outputs of an item of work */
+#define MANY_ROWS 128            /* turning weights takes a small part of the time of more */
+#define MANY_ROW_OUTS 64         /* outputs of an item of work, of many rows */
+#define LESS_ROW_OUTS 32         /* of others: less lies in the cache while the next ones are fetched (0.9 of the time of 32 rows) */
 #define COLD_STEPS 6             /* from the step that is turned to the one that is fetched, if nobody has fetched it before */
 #define SEGMENT 32               /* steps */
 #define ITEMS_OF_THREAD 6        /* at least, where there are so many outputs: the last ones end at about the same time */
-#define LEAST_ROWS 128           /* of an item, of more: turning takes a small part of the time */
 #define ALONE (1 << 18)          /* multiply-adds that one thread has done before another would have woken up */
 
 #if DTYPE == F32 || (DTYPE == BF16 && defined(DOTS))
@@ -603,20 +604,19 @@ static int are_shared(const Product *products, int64_t num_products, int64_t in)
 }
 
 #if !FLOAT_TILES
-/* Runs products by items of a block of outputs and all rows; or by smaller ones where threads would get too few. */
+/* Runs products by items of a block of outputs and all rows; or of some rows, where threads would get too few. */
 static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *run) {
   const int shared = are_shared(products, num_products, in);
   Products all = {.products = products, .threads = shared ? threads_of(frame) : 1};
   int64_t blocks = 0, rows = 1;
-  for (int64_t i = 0; i < num_products; i++) {
-    blocks += (products[i].out + ITEM_OUTS - 1) / ITEM_OUTS;
-    rows = MAX(rows, products[i].end - products[i].first);
-  }
-  const int64_t enough = shared ? ITEMS_OF_THREAD * all.threads : 0, missing = enough / MAX(blocks, 1) + 1;
-  const int64_t chunks = MAX(MIN(missing, rows / LEAST_ROWS), 1);
+  for (int64_t i = 0; i < num_products; i++) rows = MAX(rows, products[i].end - products[i].first);
+  const int64_t outs = rows > MANY_ROWS ? MANY_ROW_OUTS : LESS_ROW_OUTS;
+  for (int64_t i = 0; i < num_products; i++) blocks += (products[i].out + outs - 1) / outs;
+  const int64_t enough = shared ? ITEMS_OF_THREAD * all.threads : 0;
+  const int64_t chunks = MAX(MIN(enough / MAX(blocks, 1) + 1, rows / MANY_ROWS), 1);
   for (int64_t i = 0; i < num_products; i++) {
     Product *p = products + i;
-    p->outs_of_item = blocks < enough && chunks == 1 ? ITEM_OUTS / 2 : ITEM_OUTS;
+    p->outs_of_item = outs;
     p->rows_of_item = (rows + chunks - 1) / chunks;
     p->num_items = num_blocks(p) * ((p->end - p->first + p->rows_of_item - 1) / p->rows_of_item);
     all.num_items += p->num_items;
