@@ -210,7 +210,7 @@ class Processes:
         self._compare([bytes(message["decisions"]) for message in messages])
         first = messages[0]
         for each, step_s, num_steps in zip(self._ran, first["step_s"].tolist(), first["num_steps"].tolist(), strict=False):
-            if step_s and self._step_times is not None:
+            if num_steps and self._step_times is not None:
                 self._step_times.observed(each.plan, step_s, num_steps)
         self._ran.clear()
         self._visit_s = float(first["visit_s"])

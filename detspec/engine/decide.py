@@ -6,7 +6,8 @@ Some facts are measured while plans run: what a step takes, how many drafts agre
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,62 +17,109 @@ from detspec.engine.policy import Plan
 from detspec.generation.loop import NEVER
 from detspec.schedule import Budget
 
-WEIGHT = 0.5  # weight of a segment that was slower than believed; one that was faster is believed, because noise only ever adds
-MOST_GROWTH = 2.0  # a process that was held up once says little about the plan
-OPTIMISM = 0.99  # a plan is hoped to be this much cheaper for each segment that another was chosen for
+WEIGHT = 0.5  # weight of a segment when a pace is followed
+MOST_GROWTH = 2.0  # a process that was held up once says little about the pace
 FEW_STEPS = 8  # a segment of fewer counts for less, in streams one of a single step for an eighth
+COMPARISONS = 7  # the latest that count, or more of few steps
+FIRST_RUNS = 3  # segments of each plan that show what it is worth
+TRIALS = 0.01  # share of the time that trials of plans that seem slower may cost
 PRIOR_WINDOWS = 4  # verified windows that the assumed acceptance counts as
 REMEMBERED_WINDOWS = 192  # older windows count less and less: texts change
+RECALLED_WINDOWS = 16  # all windows from before another plan ran count as at most so many
 MAX_ROUNDS = 8
 SEGMENT_STEPS = 64
 MOST_SEGMENT_STEPS = 512
 LOOKING = 0.02  # share of the time that looks of the host should take at most
-TRIED_STEPS = 4  # steps of a plan that has not run for long, to learn its time by now
 
-Observe = Callable[[Plan, float, int], None]  # is told the seconds of each of a number of steps of a plan
+Observe = Callable[[Plan, float, int], None]  # is told the seconds of each of a number of steps of a plan, 0 if not known
 
 
 class StepTimes:
-    """Seconds of one step of each plan with its batch full.
+    """Seconds of one step of each plan with its batch full, comparable among plans that may run in place of each other.
 
-    Times that were taken while other processes were busy may be wrong by any factor, so a plan is timed again as it runs. Each
-    time a plan is skipped its estimate drops by 1 %, so that it is eventually retried for a few steps. Segments of few steps
-    count for less: one step takes a random time, and a plan retried every few steps would cost a share of all steps.
+    Other work on the machine and long texts slow down all of them alike, now more and now less. What tells them apart is what
+    they take next to each other: side by side when they are timed, and later whenever one follows on another. Of the latest of
+    these comparisons the median counts. What a plan takes that runs on says what all of them take by now.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[Plan, float] = {}
-        self._hope: dict[Plan, float] = {}
+        self._compared: dict[Plan, deque[_Step]] = {}  # at a pace of 1, of segments that followed on another plan's
+        self._seconds: dict[Plan, float] = {}  # the median of these
+        self._pace: dict[Hashable, float] = {}  # of plans of one size, times as slow as when they were timed
+        self._waited_s: dict[Plan, float] = {}
+        self._runs: dict[Plan, int] = {}
+        self._latest: dict[Hashable, Plan] = {}  # the plan of each size that ran last
 
     def measured(self, seconds: Mapping[Plan, float]) -> None:
         """Takes over what plans took side by side."""
-        self._seconds.update(seconds)
-        self._hope.update(dict.fromkeys(seconds, 1.0))
+        for plan, step_s in seconds.items():
+            self._compared.pop(plan, None)
+            self._compare(plan, _Step(step_s, max(1, SEGMENT_STEPS // plan.most_tokens)))
+            self._pace[size(plan)] = 1.0
+            self._waited_s[plan] = 0.0
+            self._runs[plan] = 0
+            self._latest.pop(size(plan), None)
+
+    def started(self, plan: Plan) -> None:
+        """`plan` runs next."""
+        self._waited_s[plan] = 0.0
+        self._runs[plan] = self.runs(plan) + 1
 
     def observed(self, plan: Plan, seconds: float, num_steps: int) -> None:
-        """Takes what each of `num_steps` took; the mean counts if steps skip drafts, since fast ones bring fewer tokens."""
-        known = self._seconds.get(plan, seconds)
-        weight = WEIGHT if plan.skips or seconds > known else 1.0
-        self._seconds[plan] = known + weight * _share(num_steps) * (min(seconds, MOST_GROWTH * known) - known)
-        self._hope[plan] = 1.0
+        """Takes what each of `num_steps` took, 0 if that is not known."""
+        if seconds:
+            self._follow(plan, seconds, num_steps)
+        for other in self._compared:
+            if size(other) == size(plan) and other != plan:
+                self._waited_s[other] = self.waited_s(other) + (seconds or self.known(plan)) * num_steps
 
-    def passed_over(self, plans: Iterable[Plan], num_steps: int) -> None:
-        """Plans that might have run for `num_steps` and did not."""
-        for plan in plans:
-            self._hope[plan] = OPTIMISM ** _share(num_steps) * self._hope.get(plan, 1.0)
+    def _follow(self, plan: Plan, seconds: float, num_steps: int) -> None:
+        """Compares `plan` with the one that ran before it, if that is another, and follows the pace of both."""
+        pace = self._pace.setdefault(size(plan), 1.0)
+        if self._latest.get(size(plan), plan) != plan or plan not in self._compared:
+            self._compare(plan, _Step(seconds / pace, num_steps))
+        self._latest[size(plan)] = plan
+        now = min(seconds / self._seconds[plan], MOST_GROWTH * pace)
+        self._pace[size(plan)] = pace + WEIGHT * min(1.0, num_steps / FEW_STEPS) * (now - pace)
+
+    def _compare(self, plan: Plan, step: "_Step") -> None:
+        """Adds a comparison, and forgets old ones; single steps count together, a segment's worth of them."""
+        compared = self._compared.setdefault(plan, deque())
+        compared.append(step)
+        num_steps = sum(each.num_steps for each in compared)
+        while len(compared) > COMPARISONS and num_steps - compared[0].num_steps >= SEGMENT_STEPS:
+            num_steps -= compared.popleft().num_steps
+        self._seconds[plan] = _median(compared)
 
     def known(self, plan: Plan) -> float:
         """The estimate for `plan`; inf if it neither was timed nor ran yet."""
-        return self._seconds.get(plan, float("inf"))
+        return self._pace[size(plan)] * self._seconds[plan] if plan in self._seconds else math.inf
 
-    def hoped(self, plan: Plan) -> float:
-        """The estimate for `plan`, or less if it has not run for a while."""
-        return self.known(plan) * self._hope.get(plan, 1.0)
+    def waited_s(self, plan: Plan) -> float:
+        """Seconds that others ran in place of `plan` since it ran last."""
+        return self._waited_s.get(plan, 0.0)
+
+    def runs(self, plan: Plan) -> int:
+        """How often `plan` was started."""
+        return self._runs.get(plan, 0)
 
 
-def _share(num_steps: int) -> float:
-    """Weight of a segment of `num_steps`."""
-    return min(1.0, num_steps / FEW_STEPS)
+class _Step(NamedTuple):
+    """Seconds of each of so many steps."""
+
+    seconds: float
+    num_steps: int
+
+
+def _median(steps: Collection[_Step]) -> float:
+    """The seconds that half of all `steps` do not exceed."""
+    half = sum(each.num_steps for each in steps) / 2
+    reached = 0
+    for each in sorted(steps):
+        reached += each.num_steps
+        if reached >= half:
+            break
+    return each.seconds
 
 
 class Acceptance:
@@ -80,10 +128,7 @@ class Acceptance:
     def __init__(self, drafters: Mapping[str, Drafter]) -> None:
         self._drafters = drafters
         self._counts: dict[Hashable, tuple[float, float]] = {}  # windows, accepted tokens; older ones count less
-
-    def was_seen(self, plan: Plan) -> bool:
-        """Whether windows of this draft were verified yet."""
-        return _drafting(plan) in self._counts
+        self._latest: Hashable = None  # how the segment before this one drafted
 
     def executes(self, plan: Plan) -> bool:
         """Whether drafting runs the model, so that ordinary sequences take the draft as it is."""
@@ -92,9 +137,12 @@ class Acceptance:
     def observed(self, plan: Plan, windows: int, accepted: int) -> None:
         """Counts `windows` more that `plan` verified, and the drafted tokens that were accepted in them."""
         if plan.num_drafts and windows:
-            keep = max(0.0, 1 - windows / REMEMBERED_WINDOWS)
             before = self._counts.get(_drafting(plan), (0.0, 0.0))
+            keep = max(0.0, 1 - windows / REMEMBERED_WINDOWS)
+            if self._latest != _drafting(plan):
+                keep = min(keep, RECALLED_WINDOWS / max(1.0, before[0]))
             self._counts[_drafting(plan)] = keep * before[0] + windows, keep * before[1] + accepted
+        self._latest = _drafting(plan)
 
     def tokens(self, plan: Plan) -> float:
         """Tokens that a window of `plan` is expected to commit: the accepted ones and one more.
@@ -176,6 +224,7 @@ class Load:
     unread_chunks: int = 0  # chunks of prompts that a rider has yet to read, in passes of their own: the most it can take
     is_streamed: bool = False  # updates of some sequences are wanted with each step
     stops: bool = False  # the host looks for stop strings
+    left: int = NEVER  # the most tokens that a sequence may yet gain
 
 
 class Facts(NamedTuple):
@@ -228,7 +277,6 @@ class Decision(NamedTuple):
 
     plan: Plan
     segment: Segment
-    passed_over: tuple[Plan, ...]  # plans that might have run in its place
 
 
 def decide(load: Load, facts: Facts, config: EngineConfig, prefill: Budget) -> Decision | None:
@@ -236,47 +284,52 @@ def decide(load: Load, facts: Facts, config: EngineConfig, prefill: Budget) -> D
 
     None if a deterministic sequence is live, and no certified plan is large enough.
     """
-    chosen = choose_plan(load, facts)
-    if chosen is None:
+    plan = choose_plan(load, facts, config.segment_steps)
+    if plan is None:
         return None
-    plan, is_trial, passed_over = chosen
     costs = Costs(facts.times.known(plan), facts.visit_s, smaller_batch(plan, facts))
-    most = most_gain(load, plan, costs, facts.acceptance, config.segment_steps)
     segment = plan_segment(
         load,
         plan,
         costs,
-        segment_steps=min(most, TRIED_STEPS * plan.most_tokens) if is_trial else most,
+        segment_steps=most_gain(load, plan, costs, facts.acceptance, config.segment_steps),
         max_prefill_passes=config.max_prefill_passes,
         prefill=prefill,
     )
-    return Decision(plan, segment, passed_over)
+    return Decision(plan, segment)
 
 
-def choose_plan(load: Load, facts: Facts) -> tuple[Plan, bool, tuple[Plan, ...]] | None:
-    """The smallest batch that fits, filled the way that commits most tokens per second; None if no plan fits.
+def choose_plan(load: Load, facts: Facts, asked: int | None = None) -> Plan | None:
+    """Chooses the smallest batch that fits, filled the way that commits most tokens per second; None if no plan fits.
 
     Ordinary requests alone take an ordinary plan, or a canonical one while theirs is coming.
 
-    Returns the plan, whether it is merely to be tried for a few steps, because it has not run for long, and the plans that it
-    was compared with.
+    A plan that seems slower is tried for a segment, whenever that costs no more than `TRIALS` of the time since it ran last.
+    `asked` are the most tokens of a segment, if that is given.
     """
     if load.num_deterministic == 0 and (ordinary := fitting(load, facts.ordinary)):
-        return min(ordinary, key=size), False, ()
+        return min(ordinary, key=size)
     found = fitting(load, facts.certified)
     if not found:
         return None
     smallest = min(map(size, found))
     plans = [plan for plan in found if size(plan) == smallest]
     if len(plans) == 1:
-        return plans[0], False, ()
-    for plan in plans:  # each draft shows once what it is worth; then estimates decide
-        if plan.num_drafts and not facts.acceptance.was_seen(plan):
-            return plan, True, ()
+        return plans[0]
+    times = facts.times
+    seldom = min(plans, key=times.runs)
+    if times.runs(seldom) < FIRST_RUNS:  # at first they take turns; then estimates decide
+        return seldom
     tokens = {plan: step_tokens(load, plan, facts.acceptance) for plan in plans}
-    best = choose({plan: facts.times.known(plan) for plan in plans}, tokens)
-    chosen = choose({plan: facts.times.hoped(plan) for plan in plans}, tokens)
-    return chosen, chosen != best, tuple(plan for plan in plans if plan != chosen)
+    best = choose({plan: times.known(plan) for plan in plans}, tokens)
+    token_s = {plan: times.known(plan) / tokens[plan] for plan in plans}
+    for plan in sorted(plans, key=times.waited_s, reverse=True):
+        costs = Costs(times.known(plan), facts.visit_s, smaller_batch=0)
+        gain = min(load.left, most_gain(load, plan, costs, facts.acceptance, asked))  # of each sequence in a trial
+        num_tokens = gain * (load.num_deterministic + load.num_ordinary)
+        if plan != best and num_tokens * (token_s[plan] - token_s[best]) <= TRIALS * times.waited_s(plan):
+            return plan
+    return best
 
 
 def fitting(load: Load, plans: Sequence[Plan]) -> list[Plan]:

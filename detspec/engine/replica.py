@@ -273,7 +273,7 @@ class Replica:
                 raise self.planner.refusal(load)
             segment = self.scheduler.reserve(decision.segment, decision.plan.most_tokens)
             if segment is not None:
-                facts.times.passed_over(decision.passed_over, segment.num_steps)
+                facts.times.started(decision.plan)
                 return decision.plan, segment
             self._preempt()
 

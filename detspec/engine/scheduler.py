@@ -230,6 +230,7 @@ class Scheduler:
             processing=any(sequence.request.needs_processing for sequence in self.sequences),
             is_streamed=any(sequence.streamed for sequence in self.sequences),
             stops=any(sequence.request.sampling.stop for sequence in self.sequences),
+            left=max((sequence.limit - sequence.committed for sequence in self.sequences), default=0),
         )
 
     def reserve(self, segment: Segment, most_tokens: int) -> Segment | None:

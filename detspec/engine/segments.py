@@ -155,7 +155,7 @@ class Segments:
         was_seen = True
         num_passes = running.prefill_passes
         for report in filter(None, (running.rounds, running.steps)):
-            was_seen = not report.is_ready  # what had ended before the host looked took an unknown time
+            was_seen &= not report.is_ready  # what had ended before the host looked took an unknown time
             progress = report.progress
             if self._num_reports % CHECKED_EVERY == 0:
                 self._device.check_copies(report)
@@ -164,8 +164,9 @@ class Segments:
             num_passes += int(progress.steps[0])
         clock.free()
         num_steps = int(progress.steps[0])
-        if running.steps is not None and was_seen and num_steps and seconds > 0:  # or the clock was set back
-            self._observed(running.plan, seconds / num_steps, num_steps)
+        if num_steps:
+            is_known = running.steps is not None and was_seen and seconds > 0  # else the clock was set back
+            self._observed(running.plan, seconds / num_steps if is_known else 0.0, num_steps)
         return num_passes, self._update(running, progress)
 
     def fetch(self, sequence: SequenceState) -> None:

@@ -83,7 +83,7 @@ def test_auto_leaves_a_free_draft_when_its_guesses_fail_and_takes_it_back_when_t
         chosen = []
         for _ in range(segments):
             load = Load(1, 0, (), ready_deterministic=1, num_ready=1, waiting=False, processing=False)
-            plan, _ = chosen_by(planner, 64, load)
+            plan = chosen_by(planner, load)
             planner.step_times.observed(plan, 0.010 if plan == decoding else 0.025, 64)
             planner.acceptance.observed(plan, 8, 8 * accepted if plan == drafted else 0)
             chosen.append(plan == drafted)

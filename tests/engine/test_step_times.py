@@ -7,7 +7,7 @@ import pytest
 
 from detspec.draft.table import drafters_of
 from detspec.engine.certify import CERTIFIED, Certificate
-from detspec.engine.decide import Acceptance, Load, StepTimes, choose_plan
+from detspec.engine.decide import FIRST_RUNS, Acceptance, Load, StepTimes, choose_plan
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Drafting, Needs, Plan, canonical_plans
@@ -20,32 +20,64 @@ from tests.engine.fake_device import FakeDevice
 DECODING = canonical_plans(8, 64)[0]
 DRAFTED = canonical_plans(8, 64, Drafting("self", 16, 15))[0]
 LOAD = Load(8, 0, (), ready_deterministic=8, num_ready=8, waiting=False, processing=False)
+ALONE = canonical_plans(1, 64)[0]
 LOOKUP = canonical_plans(8, 64, Drafting("ngram", 4, 3, skips=True))[0]
+STREAMED = dataclasses.replace(LOAD, is_streamed=True)
 TRUE_S = {DECODING: 0.010, DRAFTED: 0.400}  # 16 tokens a row in 0.160 s, or in 0.400
 
 
-def test_step_times_follow_what_is_observed_and_one_slow_segment_counts_little():
+def test_step_times_follow_the_pace_and_one_slow_segment_counts_little():
     times = StepTimes()
     times.measured({DECODING: 0.010})
     times.observed(DECODING, 30.0, 64)  # the process was stopped
     assert times.known(DECODING) <= 0.020
-    times.observed(DECODING, 0.004, 64)
-    assert times.known(DECODING) == 0.004
-    for _ in range(20):
-        times.observed(DECODING, 0.016, 64)
-    assert abs(times.known(DECODING) - 0.016) < 1e-6
+    for seconds in (0.004, 0.016):
+        for _ in range(20):
+            times.observed(DECODING, seconds, 64)
+        assert abs(times.known(DECODING) - seconds) < 1e-6
 
 
-def test_step_times_of_a_plan_that_is_passed_over_are_hoped_to_be_less_until_it_runs():
+def test_step_times_of_a_plan_that_waits_follow_the_pace_of_the_one_that_runs():
+    """Decoding takes a half of what lookup takes, while other work makes both three times as slow and ends again."""
     times = StepTimes()
-    times.measured(TRUE_S)
-    for _ in range(100):
-        times.passed_over([DRAFTED], 64)
-    assert times.known(DRAFTED) == TRUE_S[DRAFTED]
-    assert times.hoped(DRAFTED) < 0.4 * TRUE_S[DRAFTED]
-    assert times.hoped(DECODING) == TRUE_S[DECODING]
-    times.observed(DRAFTED, TRUE_S[DRAFTED], 64)
-    assert times.hoped(DRAFTED) == times.known(DRAFTED) == TRUE_S[DRAFTED]
+    times.measured({DECODING: 0.010, LOOKUP: 0.020})
+    for pace in (3.0, 1.0):
+        for _ in range(20):
+            times.observed(LOOKUP, 0.020 * pace, 64)
+        assert abs(times.known(LOOKUP) - 0.020 * pace) < 1e-6
+        assert abs(times.known(DECODING) - 0.010 * pace) < 1e-6
+
+
+def test_step_times_of_plans_of_another_size_do_not_follow():
+    times = StepTimes()
+    times.measured({DECODING: 0.010, ALONE: 0.002})
+    for _ in range(20):
+        times.observed(DECODING, 0.030, 64)
+    assert times.known(ALONE) == 0.002
+
+
+def test_step_times_are_those_of_steps_that_followed_on_another_plans_and_the_median_counts():
+    """Lookup was timed at twice the steps of decoding and takes 1.5 of them; one segment in four is held up or ends at once."""
+    times = StepTimes()
+    times.measured({DECODING: 0.010, LOOKUP: 0.020})
+    for number in range(16):
+        times.observed(DECODING, 0.010, 64)
+        times.observed(DECODING, 0.010, 64)
+        times.observed(LOOKUP, {0: 0.120, 2: 0.001}.get(number % 4, 0.015), 7 if number % 4 == 2 else 64)
+    for _ in range(20):
+        times.observed(DECODING, 0.010, 64)
+    assert times.known(LOOKUP) / times.known(DECODING) == pytest.approx(1.5, rel=0.1)  # noise of single segments remains
+
+
+def test_step_times_know_how_long_a_plan_has_waited_whether_steps_were_timed_or_not():
+    times = StepTimes()
+    times.measured({DECODING: 0.010, LOOKUP: 0.020})
+    times.observed(DECODING, 0.010, 64)
+    times.observed(DECODING, 0, 36)
+    assert times.waited_s(LOOKUP) == pytest.approx(1.0, rel=1e-12)  # sums of floats
+    assert times.waited_s(DECODING) == 0
+    times.started(LOOKUP)
+    assert times.waited_s(LOOKUP) == 0
 
 
 def test_acceptance_begins_with_what_the_source_assumes_and_follows_what_is_verified():
@@ -60,21 +92,21 @@ def test_acceptance_begins_with_what_the_source_assumes_and_follows_what_is_veri
     assert abs(acceptance.tokens(DRAFTED) - 8) < 0.2
 
 
-def chosen_by(planner: Planner, num_steps: int, load: Load = LOAD) -> tuple[Plan, bool]:
-    """The plan that runs next for `num_steps`, and whether it is merely tried."""
-    plan, is_trial, passed_over = choose_plan(load, planner.facts(1e-3))
-    planner.step_times.passed_over(passed_over, num_steps)
-    return plan, is_trial
+def chosen_by(planner: Planner, load: Load = LOAD) -> Plan:
+    """The plan that runs next."""
+    plan = choose_plan(load, planner.facts(1e-3))
+    planner.step_times.started(plan)
+    return plan
 
 
-def simulate(planner: Planner, segments: int) -> list[tuple[Plan, bool]]:
+def simulate(planner: Planner, segments: int) -> list[Plan]:
     """Plans chosen for 8 rows in so many segments, each of which takes its true time."""
     chosen = []
     for _ in range(segments):
-        plan, trying = chosen_by(planner, 64)
-        planner.step_times.observed(plan, TRUE_S[plan], 64)
+        plan = chosen_by(planner)
+        planner.step_times.observed(plan, TRUE_S[plan], 64 // plan.most_tokens)
         planner.acceptance.observed(plan, windows=8, accepted=8 * 15)
-        chosen.append((plan, trying))
+        chosen.append(plan)
     return chosen
 
 
@@ -88,21 +120,44 @@ def planner_of(step_s: dict[Plan, float]) -> Planner:
     return planner
 
 
-def test_planner_leaves_a_plan_that_seemed_fast_within_a_few_segments():
+def test_planner_lets_plans_take_turns_and_leaves_one_that_seemed_fast():
     chosen = simulate(planner_of({DECODING: 0.010, DRAFTED: 0.020}), 20)
-    assert chosen[0] == (DRAFTED, True)  # each draft shows once what it is worth
-    assert chosen[1] == (DRAFTED, False)
-    assert chosen[-10:] == [(DECODING, False)] * 10
+    assert chosen[: 2 * FIRST_RUNS] == [DECODING, DRAFTED] * FIRST_RUNS  # each shows what it is worth
+    assert chosen[2 * FIRST_RUNS :] == [DECODING] * (20 - 2 * FIRST_RUNS)
 
 
 def test_planner_comes_back_to_a_plan_that_seemed_slow_and_rarely_tries_one_that_is():
+    """A trial of the draft takes 1.6 s instead of 0.64, so it is due once decoding has run for 96 s, 150 segments."""
     chosen = simulate(planner_of({DECODING: 0.080, DRAFTED: 0.400}), 1000)
-    first = [plan for plan, _ in chosen].index(DECODING)
-    assert 0 < first < 200
-    assert chosen[first][1]  # for a few steps at first
-    after = chosen[first + 1 :]
-    assert all(trying for plan, trying in after if plan == DRAFTED)
-    assert 1 <= sum(plan == DRAFTED for plan, _ in after) <= 0.02 * len(after)
+    after = chosen[2 * FIRST_RUNS :]
+    assert after[0] == DECODING
+    assert 1 <= after.count(DRAFTED) <= len(after) / 150
+
+
+@pytest.mark.parametrize("tokens", [1.06, 1.2, 2.0])
+def test_other_work_on_the_machine_costs_no_more_than_trials_do(tokens):
+    """Lookup takes 1.45 times as long as decoding; segments are up to four times as slow for a while, one in ten is held up.
+
+    So it is on a machine that is used by others, which made lookup run on where it brings 1.06 tokens or 1.2.
+    """
+    rng = random.Random(1)
+    true_s = {DECODING: 0.010, LOOKUP: 0.0145}
+    planner = planner_of({DECODING: 0.013, LOOKUP: 0.0145})
+    best_s = min(true_s[DECODING], true_s[LOOKUP] / tokens)
+    took = gained = 0.0
+    pace = 1.0
+    for number in range(2000):
+        pace = rng.choice((1.0, 1.5, 4.0)) if number % 30 == 0 else pace
+        plan = chosen_by(planner)
+        gain = tokens if plan == LOOKUP else 1.0
+        held_up = 5 if rng.random() < 0.1 else 1
+        seconds = 0 if rng.random() < 0.4 else true_s[plan] * pace * held_up * rng.lognormvariate(0, 0.1)
+        planner.step_times.observed(plan, seconds, round(64 / gain))
+        planner.acceptance.observed(plan, windows=round(64 / gain), accepted=round(64 / gain * (gain - 1)))
+        if number >= 200:
+            took += true_s[plan] * 64 / gain
+            gained += 64
+    assert took / gained < 1.04 * best_s
 
 
 @pytest.mark.parametrize(("lookup_s", "best_s"), [(0.011, 0.010), (0.013, 0.010), (0.009, 0.009 / 1.03)])
@@ -114,14 +169,13 @@ def test_single_steps_of_random_times_cost_little_more_than_those_of_the_best_pl
     took = tokens = 0.0
     for step in range(5000):
         planner.acceptance.observed(LOOKUP, windows=192, accepted=6)
-        plan, _ = chosen_by(planner, 1)
+        plan = chosen_by(planner, STREAMED)
         seconds = true_s[plan] * rng.lognormvariate(0, 0.1) * (4 if rng.random() < 0.02 else 1)
-        if rng.random() < 0.7:
-            planner.step_times.observed(plan, seconds, 1)
+        planner.step_times.observed(plan, seconds if rng.random() < 0.7 else 0, 1)
         if step >= 1000:
             took += true_s[plan]
             tokens += 1.03 if plan == LOOKUP else 1
-    assert took / tokens < 1.01 * best_s
+    assert took / tokens < 1.02 * best_s  # trials may cost 1 %, and single steps err
 
 
 def test_engine_times_the_plans_that_it_runs(three_rows, monkeypatch):
