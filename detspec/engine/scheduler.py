@@ -324,7 +324,8 @@ class Scheduler:
                 break
             shared.append(page)
         num_new = max(self._pages_for(_reach(sequence, self._window)) - len(shared), 0)
-        if self.pool.num_available < num_new + len(self.sequences):
+        spare = self.pool.num_available - num_new
+        if spare < len(self.sequences) and spare < sum(map(self._may_grow, self.sequences)):
             self.pool.release(shared)
             return None
         length = len(shared) * self._page
@@ -351,6 +352,10 @@ class Scheduler:
     def _num_missing(self, sequence: SequenceState, num_positions: int) -> int:
         """Pages that `sequence` lacks for `num_positions`."""
         return max(0, self._pages_for(num_positions) - len(sequence.pages))
+
+    def _may_grow(self, sequence: SequenceState) -> bool:
+        """Whether `sequence` lacks pages that it needs if it gets as long as it may."""
+        return self._num_missing(sequence, sequence.limit) > 0
 
     def _unread_chunks(self, sequence: SequenceState) -> int:
         """Chunks of the prompt of `sequence` that a rider has yet to read, in a pass each at most."""

@@ -228,6 +228,14 @@ def test_pages_are_forgotten_least_recently_used_first_and_ends_before_beginning
         pool.allocate()
 
 
+def test_a_page_is_left_for_each_sequence_that_may_grow_and_for_no_other():
+    """Each prompt of 4 tokens gets pages for 2 more at once, of two pages in all or of three."""
+    for max_tokens, num_admitted in ((4, 4), (8, 3)):
+        scheduler = scheduler_of(num_pages=8, sharing=False)
+        queue(scheduler, *(request_of(str(i), [i] * 4, max_tokens=max_tokens) for i in range(4)))
+        assert len(admitted_of(scheduler)) == num_admitted
+
+
 def test_keys_depend_on_context_and_on_every_token_before():
     keys = prefix_keys(CONTEXT, [1, 2, 3, 4, 5, 6, 7, 8, 9], PAGE)
     assert len(keys) == 2
