@@ -26,35 +26,33 @@
 
        ids 2 0 | 0 3       at 1 2 | 0 | 3      begin 0 2 2 3      num 2 0 1 1 */
 
-#define SIDE 16                  /* rows and outputs of a matrix tile */
-#define STEP_BYTES 64            /* of weights */
+#define SIDE 16                /* rows and outputs of a matrix tile */
+#define STEP_BYTES 64          /* of weights */
 #define STEP_ITEMS (STEP_BYTES / ITEM_BYTES)
-#define WORDS (STEP_BYTES / 4)   /* of a step */
+#define WORDS (STEP_BYTES / 4) /* of a step */
+#define SEGMENT 32             /* steps */
 #define REGISTER_BYTES ((int64_t)sizeof(vf))
-#define TILE_ROWS 4              /* rows that meet turned weights together */
-#if defined(__AVX512F__)         /* sums, and the x and weights of a word, fit into 32 registers, or into 16 */
-#define TILE_REGISTERS 4                /* of outputs that they meet */
-#define MOST_FEW 8               /* rows that meet weights as soon as a step of them is turned */
-#elif defined(__aarch64__)
-#define TILE_REGISTERS 4
-#define MOST_FEW 4
-#else
-#define TILE_REGISTERS 2
-#define MOST_FEW 4
-#endif
-#if defined(__AVX512F__)
+#define TILE_ROWS 4            /* rows that meet turned weights together */
+#if defined(__AVX512F__)       /* sums, and the x and weights of a word, fit into 32 registers, or into 16 */
+#define TILE_REGISTERS 4       /* of outputs that they meet */
+#define MOST_FEW 8             /* rows that meet weights as soon as a step of them is turned */
 #define UNROLL_STEP _Pragma("GCC unroll 32")
 #else
+#if defined(__aarch64__)
+#define TILE_REGISTERS 4
+#else
+#define TILE_REGISTERS 2
+#endif
+#define MOST_FEW 4
 #define UNROLL_STEP
 #endif
-#define FETCH_WORDS 4            /* meet a tile from one fetch to the next */
-#define MANY_ROWS 128            /* turning weights takes a small part of the time of more */
-#define MANY_ROW_OUTS 64         /* outputs of an item of work, of many rows */
-#define LESS_ROW_OUTS 32         /* of others: less lies in the cache while the next ones are fetched (0.9 of the time of 32 rows) */
-#define COLD_STEPS 6             /* from the step that is turned to the one that is fetched, if nobody has fetched it before */
-#define SEGMENT 32               /* steps */
-#define ITEMS_OF_THREAD 6        /* at least, where there are so many outputs: the last ones end at about the same time */
-#define ALONE (1 << 18)          /* multiply-adds that one thread has done before another would have woken up */
+#define FETCH_WORDS 4          /* meet a tile from one fetch to the next */
+#define COLD_STEPS 6           /* from the step that is turned to the one that is fetched, if nobody has fetched it before */
+#define MANY_ROWS 128          /* turning weights takes a small part of the time of more */
+#define MANY_ROW_OUTS 64       /* outputs of an item of work, of many rows */
+#define LESS_ROW_OUTS 32       /* of others: less lies in the cache while the next ones are fetched (0.9 of the time of 32 rows) */
+#define ITEMS_OF_THREAD 6      /* at least, where there are so many outputs: the last ones end at about the same time */
+#define ALONE (1 << 18)        /* multiply-adds that one thread has done before another would have woken up */
 
 #if DTYPE == F32 || (DTYPE == BF16 && defined(DOTS))
 #define FACTORS 1 /* of a word */
@@ -540,16 +538,16 @@ INLINE void multiply_outs(int is_int8, Weights w, int64_t first, int64_t end, in
 INLINE void product_item(int is_int8, const Products *all, int64_t item, int64_t next, int cold) {
   const Product *p = product_of(all, &item);
   const int64_t first_row = p->first + item / num_blocks(p) * p->rows_of_item, end = MIN(first_row + p->rows_of_item, p->end);
-  const int64_t first = first_out(p, item), end_out = MIN(first + p->outs_of_item, p->out), registers = (end_out - first + WIDTH - 1) / WIDTH;
+  const int64_t first = first_out(p, item), end_out = MIN(first + p->outs_of_item, p->out);
   const int64_t few = end - first_row <= MOST_FEW, outs = few ? LANES : TILE_REGISTERS * WIDTH;
-  const int64_t fetches_of_tile = few ? 0 : WORDS * factors_of(is_int8) / FETCH_WORDS * ((registers + TILE_REGISTERS - 1) / TILE_REGISTERS);
-  const int64_t fetches = p->steps * (registers + (end - first_row) / TILE_ROWS * fetches_of_tile);
+  const int64_t tiles = few ? 0 : (end - first_row) / TILE_ROWS * ((end_out - first + outs - 1) / outs);
+  const int64_t fetches_of_step = (end_out - first + WIDTH - 1) / WIDTH + tiles * WORDS * factors_of(is_int8) / FETCH_WORDS;
   Ahead ahead = {NULL, NULL, 0};
   if (next < all->num_items) {
     const Product *q = product_of(all, &next);
     ahead.next = q->weight + first_out(q, next) * q->row_bytes;
     ahead.end = ahead.next + MIN(q->out - first_out(q, next), q->outs_of_item) * q->row_bytes;
-    ahead.num = (ahead.end - ahead.next) / STEP_BYTES / MAX(fetches, 1) + 1;
+    ahead.num = (ahead.end - ahead.next) / STEP_BYTES / MAX(p->steps * fetches_of_step, 1) + 1;
   }
   for (int64_t out = first; out < end_out; out += outs)
     multiply_outs(is_int8, (Weights){.product = p, .out = out, .cold = cold}, first_row, end, end_out, &ahead);
