@@ -90,7 +90,9 @@ def measure(name: str, batch: int, rounds: int) -> list[dict[str, Any]]:
     machine = measure_machine(model.cfg)
     context = PROMPT_LEN + (SHORT + LONG) / 2
     limits = bound(model.cfg, machine, batch=batch, context=context, step_ms=medians["step"]["whole"])
-    least = {"step": limits, "prefill": {**limits, "compute_ms": (PROMPT_LEN - 1) * limits["compute_ms"]}}
+    head_flop = 2 * batch * model.cfg.d_model * model.cfg.vocab_size  # a prefill makes no logits
+    prefill_ms = (PROMPT_LEN - 1) * limits["compute_ms"] * (1 - head_flop / limits["flop"])
+    least = {"step": limits, "prefill": {**limits, "compute_ms": prefill_ms}}
     about = {"model": name, "requests": batch, "machine": machine}
     return [{**about, "what": what, **parts, "bound": least[what]} for what, parts in medians.items()]
 
