@@ -110,12 +110,13 @@ def simulate(planner: Planner, segments: int) -> list[Plan]:
     return chosen
 
 
-def planner_of(step_s: dict[Plan, float]) -> Planner:
+def planner_of(step_s: dict[Plan, float], times: StepTimes | None = None) -> Planner:
     """A planner that has certified plans, and these times of them."""
     config = EngineConfig(max_requests=8, max_len=64, method="none")
     planner = Planner(FakeDevice(Schedule(), config))
     planner.prepare([8], Needs(processing=False))
     planner.certificates = {plan: Certificate(plan, CERTIFIED) for plan in step_s}
+    planner.step_times = planner.step_times if times is None else times
     planner.step_times.measured(step_s)
     return planner
 
@@ -127,23 +128,30 @@ def test_planner_lets_plans_take_turns_and_leaves_one_that_seemed_fast():
 
 
 def test_planner_comes_back_to_a_plan_that_seemed_slow_and_rarely_tries_one_that_is():
-    """A trial of the draft takes 1.6 s instead of 0.64, so it is due once decoding has run for 96 s, 150 segments."""
+    """A trial of the draft takes 1.6 s instead of 0.64, so it is due once decoding has run for 192 s, 300 segments."""
     chosen = simulate(planner_of({DECODING: 0.080, DRAFTED: 0.400}), 1000)
     after = chosen[2 * FIRST_RUNS :]
     assert after[0] == DECODING
-    assert 1 <= after.count(DRAFTED) <= len(after) / 150
+    assert 1 <= after.count(DRAFTED) <= len(after) / 300
 
 
-@pytest.mark.parametrize("tokens", [1.06, 1.2, 2.0])
-def test_other_work_on_the_machine_costs_no_more_than_trials_do(tokens):
-    """Lookup takes 1.45 times as long as decoding; segments are up to four times as slow for a while, one in ten is held up.
+class Believing(StepTimes):
+    """Takes each plan's own latest time, however long ago and among whatever other work that was."""
 
-    So it is on a machine that is used by others, which made lookup run on where it brings 1.06 tokens or 1.2.
+    def observed(self, plan: Plan, seconds: float, num_steps: int) -> None:
+        super().observed(plan, 0, num_steps)
+        self._seconds[plan] = seconds or self._seconds[plan]
+
+
+def cost_beside_other_work(times: StepTimes, tokens: float) -> float:
+    """Time over that of the best plan, where lookup brings `tokens` a step and takes 1.45 times as long as decoding.
+
+    Segments are up to four times as slow for a while, one in ten is held up, and of four in ten nobody knows the time. So it is
+    on a machine that is used by others, which made lookup run on where it brings 1.06 tokens or 1.2.
     """
     rng = random.Random(1)
     true_s = {DECODING: 0.010, LOOKUP: 0.0145}
-    planner = planner_of({DECODING: 0.013, LOOKUP: 0.0145})
-    best_s = min(true_s[DECODING], true_s[LOOKUP] / tokens)
+    planner = planner_of({DECODING: 0.013, LOOKUP: 0.0145}, times)
     took = gained = 0.0
     pace = 1.0
     for number in range(2000):
@@ -157,7 +165,21 @@ def test_other_work_on_the_machine_costs_no_more_than_trials_do(tokens):
         if number >= 200:
             took += true_s[plan] * 64 / gain
             gained += 64
-    assert took / gained < 1.04 * best_s
+    return took / gained / min(true_s[DECODING], true_s[LOOKUP] / tokens)
+
+
+COSTS_LITTLE = 1.03  # trials cost up to 0.5 %, comparisons with segments that were held up the rest
+
+
+@pytest.mark.parametrize("tokens", [1.06, 1.2, 2.0])
+def test_other_work_on_the_machine_costs_little(tokens):
+    assert cost_beside_other_work(StepTimes(), tokens) < COSTS_LITTLE
+
+
+@pytest.mark.parametrize("tokens", [1.2, 2.0])
+def test_other_work_costs_more_where_each_time_is_believed(tokens):
+    """The control; with 1.06 tokens plans are so far apart that any times tell them apart."""
+    assert cost_beside_other_work(Believing(), tokens) > COSTS_LITTLE
 
 
 @pytest.mark.parametrize(("lookup_s", "best_s"), [(0.011, 0.010), (0.013, 0.010), (0.009, 0.009 / 1.03)])
@@ -175,7 +197,7 @@ def test_single_steps_of_random_times_cost_little_more_than_those_of_the_best_pl
         if step >= 1000:
             took += true_s[plan]
             tokens += 1.03 if plan == LOOKUP else 1
-    assert took / tokens < 1.02 * best_s  # trials may cost 1 %, and single steps err
+    assert took / tokens < 1.01 * best_s
 
 
 def test_engine_times_the_plans_that_it_runs(three_rows, monkeypatch):
