@@ -9,20 +9,24 @@ Plans that differ from the anchor are not used; only the anchor itself failing i
 import dataclasses
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from detspec.cache import KVCache, Pool, map_pools
+from detspec.config import ModelConfig
 from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.conformance import check_conformance
 from detspec.engine.device import PLAIN, Device, GivenText
-from detspec.engine.policy import Plan, large_passes
+from detspec.engine.policy import Plan
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
 from detspec.engine.programs import Report
 from detspec.riders.counters import COUNTED
 from detspec.riders.riding import reader_of
-from detspec.schedule import Schedule
+from detspec.schedule import Numerics, Schedule
 
 ORDINARY = "ordinary"
 CERTIFIED = "certified"
@@ -30,6 +34,7 @@ DIFFERS = "differs"
 NOT_TRIED = "not tried"
 TIMING_ROUNDS = 2
 TIMING_RUNS = 2  # in each round
+UNREAD = 1 << 20  # probes from this number on have prompts that no other trial reads
 WIDE_STARTS = 5  # in each round: only the first wide step of probes reads as many drafts as fit
 
 
@@ -160,12 +165,45 @@ def certify_reader(device: Device, batch: int) -> str:
     return next(filter(None, differences), "")
 
 
+def certifies_large_prefill(device: Device) -> bool:
+    """Whether large passes over made-up prompts leave the bits in the cache that those of the schedule leave."""
+    if device.model.cfg.is_integer:
+        return True
+    num_probes = min(NUM_PROBES, max(1, most_far(device)))
+    probes = Probes(device, num_probes, far=True, first=UNREAD)  # else the bits could be there already
+    pages = np.unique([page for probe in probes.each for page in probe.pages])
+    seats = device.state.cache.seat
+    numbers = {"pages": pages, "seats": None if seats is None else seats[:num_probes]}
+    found = []
+    for schedule in (device.large, device.schedule):
+        probes.start(schedule=schedule)
+        found.append(_bits_of(device.state.cache, device.model.cfg, numerics=device.schedule.numerics, **numbers))
+    return bool(_are_equal(*found))
+
+
+@partial(jax.jit, static_argnames=("cfg", "numerics"))
+def _bits_of(cache: KVCache, cfg: ModelConfig, pages: jax.Array, seats: jax.Array | None, *, numerics: Numerics) -> Any:
+    """Contents of `pages [n]`, and of `seats [m]` where layers have them, as whole numbers."""
+
+    def bits(declared: Pool, array: jax.Array) -> jax.Array:
+        unsigned = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
+        return unsigned[seats if declared.by_seat else pages]
+
+    return map_pools(bits, cfg, numerics, cache.pools)
+
+
+@jax.jit
+def _are_equal(a: Any, b: Any) -> jax.Array:
+    """Whether all numbers of two trees are, a bool."""
+    return jnp.all(jnp.stack([jnp.all(x == y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]))
+
+
 def certified_passes(device: Device) -> Schedule:
     """The schedule of large passes over given texts, if they find the bits of the anchor's; else the anchor.
 
     Both read the same made-up texts, for log-probabilities, targets and what riders find.
     """
-    large = large_passes(device.schedule, device.config.max_len)
+    large = device.large
     if large == device.schedule or device.model.cfg.is_integer:
         return large
     anchor, other = (jax.tree.leaves(_replayed(device, schedule)) for schedule in (device.schedule, large))

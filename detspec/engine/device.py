@@ -25,7 +25,7 @@ from detspec.engine.bits import differing_copies
 from detspec.engine.compiled import PROGRAMS, Executable, ProgramCall
 from detspec.engine.decide import BusyClock
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Plan, Room
+from detspec.engine.policy import WORTH_LARGER, Plan, Room, as_large, large_passes
 from detspec.engine.programs import (
     Decoding,
     Placement,
@@ -48,7 +48,7 @@ from detspec.model.dense import has_longer_texts
 from detspec.model.params import Params
 from detspec.ops.implementations import begin_kernels
 from detspec.riders.rider import Capacity, Entry, Reader, Rider
-from detspec.riders.riding import Riders
+from detspec.riders.riding import Riders, reader_of
 from detspec.sampling_params import MAX_LOGPROBS
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState
@@ -90,6 +90,10 @@ class Device:
             in int8: then every product of a pass, the head's too, is an exact sum of integers.
         prefills_apart: whether it has one. Else it takes that of the replays, which is one less to compile, but works out the
             last layer, too, unless the schedule's products leave out rows.
+        large: schedule of large passes over given texts.
+        may_prefill_large: whether a program that prefills by them is worth making: with an own one, where so many rows fit into
+            the cache. Not where a rider reads prompts, chunk by chunk.
+        prefills_large: whether it is made and certified.
     """
 
     def __init__(
@@ -159,6 +163,11 @@ class Device:
         self.wide_costs: dict[Plan, float] = {}
         self.may_prefill_apart = self.schedule.numerics.linear == "pinned" or model.cfg.weights is not None
         self.prefills_apart = self.may_prefill_apart
+        self.large = large_passes(self.schedule, config.max_len)
+        is_larger = self.large.budget.rows >= WORTH_LARGER * self.schedule.budget.rows
+        is_filled = config.max_requests * config.max_len >= self.large.budget.rows
+        self.may_prefill_large = self.may_prefill_apart and is_larger and is_filled and reader_of(self.riders) is None
+        self.prefills_large = False
 
     def use(self, model: Model) -> None:
         """Goes on with other weights of the same shapes, wherever they lie: they are put where those before are.
@@ -205,6 +214,16 @@ class Device:
         self._take_out()
         _, self.state = self._run(self._read(work, schedule, None if self.prefills_apart else PLAIN))
         self.clock.work()
+
+    def prefill_all(self, placement: Placement, passes: int) -> None:
+        """As `prefill` where so many passes read all that is lacked; large ones take the place of several if they may."""
+        num_large = 0
+        if self.prefills_large:
+            num_large, passes = as_large(passes, self.large.budget.rows // self.schedule.budget.rows)
+        if num_large:
+            self.prefill(placement, num_large, schedule=self.large)
+        if passes:
+            self.prefill(placement, passes)
 
     def step(self, plan: Plan, placement: Placement, limits: Limits, *, wide_cost: float | None = None) -> Report:
         """Starts a segment of steps of `plan` over the places `placement.chosen`, as many as the plan's batch.
@@ -260,21 +279,21 @@ class Device:
         return PROGRAMS.start_behind([self._read(self._nothing(), None, asked) for asked in each], self.cache)
 
     def calls(self, plans: Sequence[Plan], *, apart: bool = False) -> list[ProgramCall]:
-        """The programs that `plans` need, in the order in which they are needed; nothing without plans.
+        """The programs that `plans` need, in the order in which they are needed.
 
-        Prefill's own is among them if it has one, or is to have one: `apart`.
+        Prefill's own are among them as far as it has them, or is to have them: `apart`.
         """
-        if not plans:
-            return []
         nothing = self._nothing()
-        first, *others = [
+        steps = [
             self._step(plan, nothing.placement._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)) for plan in plans
         ]
         reads = [] if all(plan.ordinary for plan in plans) else [self._read(nothing, None, PLAIN)]
         own = self.prefills_apart or (apart and self.may_prefill_apart)
-        if own or not reads:
+        if plans and (own or not reads):
             reads.append(self._read(nothing, None, None if own else PLAIN))
-        return [first, *reads, self._copy([]), *others]
+        if apart and self.may_prefill_large:
+            reads.append(self._read(nothing, self.large, None))
+        return [*steps[:1], *reads, *([self._copy([])] if plans else []), *steps[1:]]
 
     def _nothing(self) -> ReadWork:
         """ReadWork on no sequence, in the shapes of all work."""

@@ -14,7 +14,16 @@ from functools import partial
 
 from detspec.draft.table import SOURCES
 from detspec.engine.agreement import Agreement, Alone
-from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, Times, certify, certify_reader, time_plans
+from detspec.engine.certify import (
+    DIFFERS,
+    NOT_TRIED,
+    Certificate,
+    Times,
+    certifies_large_prefill,
+    certify,
+    certify_reader,
+    time_plans,
+)
 from detspec.engine.decide import Acceptance, Facts, Load, StepTimes
 from detspec.engine.device import Device
 from detspec.engine.policy import Drafting, Needs, Plan, allowed_drafts, canonical_plans, needed_batches, ordinary_plan
@@ -41,6 +50,7 @@ class Planner:
         self._rows = device.schedule.budget.rows
         self._tried: set[tuple[int, bool, Drafting]] = set()  # batch, processing
         self._reader_certified = False
+        self._tried_large = False  # large passes over prompts
         self.coming: tuple[Plan, ...] = ()  # plans that are being made behind what runs
         self.failed: dict[str, Plan | None] = {}  # labels of what raised while it was made behind, with the plan that it is
 
@@ -62,7 +72,7 @@ class Planner:
 
     def lacks_any(self, batches: Sequence[int], needs: Needs) -> bool:
         """Whether `prepare` has something to do."""
-        return self._moves_prefill() or not all(self._is_complete(batch, needs) for batch in batches)
+        return self._lacks_prefill() or not all(self._is_complete(batch, needs) for batch in batches)
 
     def prepare_first(self, num_requests: int, needs: Needs) -> None:
         """Makes one plan for `num_requests` at once, or one of each kind that they need; all places must be free.
@@ -95,16 +105,17 @@ class Planner:
         `failed`, and not tried again. All that was certified before stays so, and the next piece follows.
 
         If prefill shared its program so far and may have one of its own, it gets it, and plans that were certified with the
-        other are certified anew, all in the first piece.
+        other are certified anew, all in the first piece. So are large passes over prompts.
 
         All places must be free whenever it goes on. Raises `DivergenceError` and, unless they are optional, what certifying
         raises: `InputError` if what a rider reads depends on places or drafts on this device.
         """
         with self._attempt(PREFILL, optional=optional):
-            yield tuple(self._certified()) if self._moves_prefill() else ()
-            if self._moves_prefill():
+            yield tuple(self._certified()) if self._lacks_prefill() else ()
+            if self._device.may_prefill_apart and not self._device.prefills_apart:
                 self._move_prefill()
             self._certify_reader()
+            self._make_large()
         for batch in self._incomplete(batches, needs):
             ordinary = ordinary_plan(batch, needs.processing)
             if ordinary not in self.certificates and ordinary.label not in self.failed:
@@ -129,6 +140,7 @@ class Planner:
         self.certificates.clear()
         self._tried.clear()
         self._reader_certified = False
+        self._tried_large = self._device.prefills_large = False
         self.coming = ()
         self.failed.clear()
 
@@ -239,9 +251,20 @@ class Planner:
         """The plans that deterministic requests may use."""
         return [plan for plan, certificate in self.certificates.items() if certificate.is_certified]
 
-    def _moves_prefill(self) -> bool:
-        """Whether prefill is yet to get a program of its own."""
-        return self._device.may_prefill_apart and not self._device.prefills_apart and PREFILL not in self.failed
+    def _lacks_prefill(self) -> bool:
+        """Whether prefill is yet to get programs of its own."""
+        device = self._device
+        lacks_large = device.may_prefill_large and not self._tried_large
+        return ((device.may_prefill_apart and not device.prefills_apart) or lacks_large) and PREFILL not in self.failed
+
+    def _make_large(self) -> None:
+        """Compiles and certifies large passes over prompts; without them prefill goes on by others."""
+        if self._device.may_prefill_large and not self._tried_large:
+            self._tried_large = True
+            is_certified = self._agreement.watched(partial(certifies_large_prefill, self._device))
+            self._agreement.check(f"large passes over prompts: {is_certified}")
+            self._device.prefills_large = is_certified
+            self._device.clear()
 
     def _move_prefill(self) -> None:
         """Gives prefill its own program, and certifies anew what was certified with the other, which stays if this raises."""

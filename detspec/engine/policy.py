@@ -10,6 +10,7 @@ from detspec.schedule import Budget, Schedule
 
 WORTH_MAKING = 1 / 16  # share of the passes
 LARGE_ROWS = 512  # more token rows a pass make larger products
+WORTH_LARGER = 4  # prefill has large passes, too, where they have so many times the rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +176,15 @@ def large_passes(schedule: Schedule, max_len: int) -> Schedule:
     if schedule.numerics.alignment == "free":
         window = max(window, schedule.numerics.query_tile)
     return schedule.with_budget(max(schedule.budget.rows, LARGE_ROWS, window), window) if window <= max_len else schedule
+
+
+def as_large(passes: int, times: int) -> tuple[int, int]:
+    """Large passes, and others after them, in place of `passes`; a large one has `times` their rows, half of them at least.
+
+    times 8     passes 3 4 8 11 12     large 0 1 1 1 2     others 3 0 0 3 0
+    """
+    large, others = divmod(passes, times)
+    return (large + 1, 0) if 2 * others >= times else (large, others)
 
 
 class Room(NamedTuple):

@@ -81,11 +81,13 @@ class Segments:
             limits = Limits(num_steps, segment.min_live, segment.max_idle, segment.max_gain)
             return device.step(plan, placement, limits)
 
+        # Passes of one round read all that is lacked, those of more rounds as much as others may wait for.
+        prefill = device.prefill_all if segment.rounds == 1 else device.prefill
         if device.waits and not segment.rounds:
             device.prefill(placement, segment.prefill_passes)  # they share all that they need
         rounds = steps = None
         for _ in range(segment.rounds):
-            device.prefill(placement, segment.prefill_passes)
+            prefill(placement, segment.prefill_passes)
             rounds = step(1)
         if segment.steps:
             steps = step(segment.steps)

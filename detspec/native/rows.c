@@ -48,11 +48,13 @@ XLA_FFI_Error *detspec_sum(XLA_FFI_CallFrame *frame) {
 
 /* ---- moving rows and pages: XLA converts whole arrays of bfloat16 for that ---- */
 
+#define MANY_APPENDED (1 << 16) /* numbers that one thread has appended before another would have woken up */
+
 typedef struct {
   Item *pages;
   const Item *new;
   const int32_t *page_ids, *slots;
-  int64_t kv_heads, given, size, page, slot_stride, head_stride;
+  int64_t rows, kv_heads, given, size, page, slot_stride, head_stride;
 } Appending;
 
 /* One row and KV head. All its lines are fetched before any is written: each key has as many as it has numbers. */
@@ -64,8 +66,14 @@ static void append_one(const Appending *a, int64_t r, int64_t kv) {
   for (int64_t h = a->given; h < a->size; h++) to[h * a->head_stride] = 0;
 }
 
+/* All rows of a KV head, one after the other: those without a token share a slot of scratch. */
+static void run_append(const void *task, int64_t kv) {
+  const Appending *a = task;
+  for (int64_t r = 0; r < a->rows; r++) append_one(a, r, kv);
+}
+
 /* (pages, new [R, K, H], page ids [R], slots [R]; slot_axis) -> pages, which lie where the argument lies. Heads of pages that
-   are longer than those of `new` end in zeros. One after the other, since rows without a token share a slot of scratch. */
+   are longer than those of `new` end in zeros. */
 XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
@@ -75,10 +83,19 @@ XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
   const int keys = *(const int32_t *)attribute(frame, 0) == 3;
   const int64_t kv_heads = pages->dims[1], size = pages->dims[keys ? 2 : 3], page = pages->dims[keys ? 3 : 2];
   const Appending a = {
-      pages->data, new->data, args[2]->data, args[3]->data, kv_heads, new->dims[2], size, page, keys ? 1 : size, keys ? page : 1,
+      .pages = pages->data,
+      .new = new->data,
+      .page_ids = args[2]->data,
+      .slots = args[3]->data,
+      .rows = new->dims[0],
+      .kv_heads = kv_heads,
+      .given = new->dims[2],
+      .size = size,
+      .page = page,
+      .slot_stride = keys ? 1 : size,
+      .head_stride = keys ? page : 1,
   };
-  for (int64_t r = 0; r < new->dims[0]; r++)
-    for (int64_t kv = 0; kv < kv_heads; kv++) append_one(&a, r, kv);
+  run_items(frame, a.rows * kv_heads * size >= MANY_APPENDED, kv_heads, run_append, &a);
   return NULL;
 }
 

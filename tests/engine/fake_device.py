@@ -18,7 +18,7 @@ from detspec.checkpoint.load import Model
 from detspec.draft.table import drafters_of
 from detspec.engine.decide import BusyClock
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Plan, Room
+from detspec.engine.policy import Plan, Room, large_passes
 from detspec.engine.programs import SequenceProgress
 from detspec.generation.score import Replayed
 from detspec.riders.counters import COUNTED
@@ -36,6 +36,7 @@ class FakeDevice:
         self, schedule, config: EngineConfig, *, num_pages: int | None = None, drafters=None, model=FAKE_MODEL
     ) -> None:
         self.model, self.schedule, self.config = model, schedule, config
+        self.large = large_passes(schedule, config.max_len)
         self.num_pages = num_pages or config.max_requests * self.max_pages
         self.drafters = drafters_of(drafters or {})
         self.clock, self.place, self.riders, self.reader = BusyClock(), None, (), None
@@ -110,7 +111,9 @@ class FakeDevice:
         self.clock.work()
         return self._report(chosen, steps)
 
+    prefill_all = prefill
     may_prefill_apart = prefills_apart = shares_pages = True
+    may_prefill_large = False
     acceptance_by_match_length: ClassVar[dict[int, float]] = {}
 
     def widen(self, room):
