@@ -419,8 +419,8 @@ def plan_segment(
         max_idle = max(1, round(costs.visit_s * plan.batch / max(costs.step_s, 1e-9)))
         min_live = 1
     passes = -(-num_windows(load.behind, prefill.window) * prefill.window // prefill.rows) + load.unread_chunks
-    if load.num_ready == 0:
-        return segment_of(1, passes, steps - 1, max_idle, min_live)
+    if load.num_ready == 0:  # each step commits a token of each
+        return segment_of(1, passes, min(steps, load.left) - 1, max_idle, min_live)
     if not load.unread_chunks and rides_along(plan, load):
         return segment_of(0, 0, steps, max_idle, min_live)
     at_once = min(passes, max_prefill_passes)

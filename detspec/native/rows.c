@@ -48,7 +48,7 @@ XLA_FFI_Error *detspec_sum(XLA_FFI_CallFrame *frame) {
 
 /* ---- moving rows and pages: XLA converts whole arrays of bfloat16 for that ---- */
 
-#define MANY_APPENDED (1 << 16) /* numbers that one thread has appended before another would have woken up */
+#define MANY_LINES (1 << 10) /* of the cache, that one thread has written before another would have woken up */
 
 typedef struct {
   Item *pages;
@@ -95,7 +95,8 @@ XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
       .slot_stride = keys ? 1 : size,
       .head_stride = keys ? page : 1,
   };
-  run_items(frame, a.rows * kv_heads * size >= MANY_APPENDED, kv_heads, run_append, &a);
+  const int64_t lines = a.rows * kv_heads * (keys ? size : whole_steps(size * ITEM_BYTES) / STEP_BYTES);
+  run_items(frame, lines >= MANY_LINES, kv_heads, run_append, &a);
   return NULL;
 }
 
