@@ -49,7 +49,7 @@ class Programs:
     def __init__(self) -> None:
         self._begun: dict[Hashable, Future[Executable]] = {}
         self._lock = threading.RLock()
-        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
+        self._threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="compile")
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="compile-behind")  # the other cores are for what runs
 
     def start(self, call: ProgramCall, cache: CompileCache | None) -> Future[Executable]:
