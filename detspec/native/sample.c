@@ -11,6 +11,7 @@
 #define CERTAIN 1e30f       /* see `sampler.tempered` */
 #define NEAR_ZERO 1e-20f
 #define SUM_VECTORS 64 /* of probabilities, that are added up by themselves */
+#define TOGETHER 4     /* vectors of tokens whose noise is worked out: each hash is one long chain of steps */
 #define MAXIMUM_OF 2   /* vectors of logits whose largest one stands for them */
 
 INLINE int any(vi mask) {
@@ -55,25 +56,23 @@ INLINE vf logarithm(vf x) {
   return multiply_add(exponent, all(0.693359375f), found); /* log 2 in two parts */
 }
 
-/* Threefry-2x32 of 20 rounds, of words or of vectors of them; `x` and `y` are the block, and become its result. */
-#define ROUND(BY) (*x += *y, *y = *x ^ (*y << (BY) | *y >> (32 - (BY))))
+#define EACH _Pragma("GCC unroll 4") for (int j = 0; j < TOGETHER; j++)
+
+/* Threefry-2x32 of 20 rounds, of TOGETHER vectors of words; `x` and `y` are the blocks, and become their results. */
+INLINE void threefry(uint32_t key_0, uint32_t key_1, vu *x, vu *y) {
+  const uint32_t keys[3] = {key_0, key_1, key_0 ^ key_1 ^ 0x1bd11bdau};
+#define ROUND(BY) EACH x[j] += y[j], y[j] = x[j] ^ (y[j] << (BY) | y[j] >> (32 - (BY)));
 #define ROUNDS(A, B, C, D, GROUP) \
-  (ROUND(A), ROUND(B), ROUND(C), ROUND(D), *x += keys[(GROUP) % 3], *y += keys[((GROUP) + 1) % 3] + (GROUP))
-#define THREEFRY(NAME, Words)                                               \
-  INLINE void NAME(Words key_0, Words key_1, Words *x, Words *y) {          \
-    const Words keys[3] = {key_0, key_1, key_0 ^ key_1 ^ 0x1bd11bdau};      \
-    *x += keys[0], *y += keys[1];                                           \
-    ROUNDS(13, 15, 26, 6, 1);                                               \
-    ROUNDS(17, 29, 16, 24, 2);                                              \
-    ROUNDS(13, 15, 26, 6, 3);                                               \
-    ROUNDS(17, 29, 16, 24, 4);                                              \
-    ROUNDS(13, 15, 26, 6, 5);                                               \
-  }
-THREEFRY(threefry, vu)
-THREEFRY(threefry_of_word, uint32_t)
-#undef THREEFRY
+  ROUND(A) ROUND(B) ROUND(C) ROUND(D) EACH x[j] += keys[(GROUP) % 3], y[j] += keys[((GROUP) + 1) % 3] + (GROUP);
+  EACH x[j] += keys[0], y[j] += keys[1];
+  ROUNDS(13, 15, 26, 6, 1)
+  ROUNDS(17, 29, 16, 24, 2)
+  ROUNDS(13, 15, 26, 6, 3)
+  ROUNDS(17, 29, 16, 24, 4)
+  ROUNDS(13, 15, 26, 6, 5)
 #undef ROUNDS
 #undef ROUND
+}
 
 /* What is drawn from, and by what. */
 typedef struct {
@@ -195,21 +194,25 @@ static float kth_logit(const Drawing *d, int64_t k) {
   return found;
 }
 
-/* The probability of what is above `below`, over that of the likeliest token. */
-static float share_above(const Drawing *d, float below) {
+/* Whether what is above `below` has less than `share` of the probability of all that top_k and min_p leave. Both are added up over
+   the probability of the likeliest token. */
+static int has_less_above(const Drawing *d, float below, float share) {
   const vf most = scaled(d, all(d->largest));
-  vf total[PARTS] = {{0}};
+  vf total[PARTS] = {{0}}, above[PARTS] = {{0}};
   for (int64_t first = 0; first < d->vocab; first += SUM_VECTORS * LANES) {
-    vf sum[PARTS] = {{0}};
+    vf sum[PARTS] = {{0}}, sum_above[PARTS] = {{0}};
     for (int64_t i = first; i < MIN(first + SUM_VECTORS * LANES, d->vocab); i += LANES)
       for (int part = 0; part < PARTS && i + part * WIDTH < d->vocab; part++) {
         const vf logits = scaled(d, logits_from(d, i + part * WIDTH));
-        const vi counts = (logits >= all(d->floor)) & (logits > all(below)) & (logits - most > all(-87.0f));
-        if (any(counts)) sum[part] += choose(counts, exponential(logits - most, 1), all(0.0f));
+        const vi counts = (logits >= all(d->floor)) & (logits - most > all(-87.0f));
+        if (!any(counts)) continue;
+        const vf probability = choose(counts, exponential(logits - most, 1), all(0.0f));
+        sum[part] += probability;
+        sum_above[part] += choose(logits > all(below), probability, all(0.0f));
       }
-    for (int part = 0; part < PARTS; part++) total[part] += sum[part];
+    for (int part = 0; part < PARTS; part++) total[part] += sum[part], above[part] += sum_above[part];
   }
-  return sum_lanes(total);
+  return sum_lanes(above) < share * sum_lanes(total);
 }
 
 /* The token with the largest value among those that may be drawn, 0 if there is none. */
@@ -218,20 +221,34 @@ static int32_t draw(const Drawing *d) {
   for (int i = 0; i < WIDTH; i++) lane[i] = i;
   float best = -INFINITY;
   int32_t token = 0;
-  for (int64_t i = 0; i < d->vocab; i += WIDTH) {
-    const vf logits = scaled(d, logits_from(d, i));
-    const vi left = (logits >= all(d->floor)) & (logits > all(d->below));
-    if (!any(left & (logits + all(MOST_NOISE) > all(best)))) continue;
-    vu x = {0}, y = (vu)((int32_t)i + lane);
-    threefry(d->key_0 + (vu){0}, d->key_1 + (vu){0}, &x, &y);
-    const vf one_to_two = (vf)((x ^ y) >> 9 | 0x3f800000);
-    /* -log(u) is at least 1 - u, and the logarithm to base 2 of that at least what its bits are as a number. */
-    const vf bound = (all(127.0f) - __builtin_convertvector((vi)(all(2.0f) - one_to_two), vf) * all(0x1p-23f)) * all(0x1.62e43p-1f);
-    if (!any(left & (logits + (bound + all(NOISE_MARGIN)) > all(best)))) continue;
-    const vf uniform = larger(one_to_two - all(1.0f), all(0x1p-126f)); /* the logarithm of 0 is not finite */
-    const vf value = logits - logarithm(-logarithm(uniform));
-    for (int n = 0; n < WIDTH; n++)
-      if (left[n] && value[n] > best) best = value[n], token = (int32_t)i + n;
+  for (int64_t first = 0; first < d->vocab; first += TOGETHER * WIDTH) {
+    vf logits[TOGETHER], one_to_two[TOGETHER];
+    vi left[TOGETHER], may_win = {0};
+    vu x[TOGETHER], y[TOGETHER];
+    EACH {
+      const int64_t i = first + j * WIDTH;
+      logits[j] = i < d->vocab ? scaled(d, logits_from(d, i)) : all(-INFINITY);
+      left[j] = (logits[j] >= all(d->floor)) & (logits[j] > all(d->below));
+      may_win |= left[j] & (logits[j] + all(MOST_NOISE) > all(best));
+      x[j] = (vu){0}, y[j] = (vu)((int32_t)i + lane);
+    }
+    if (!any(may_win)) continue;
+    threefry(d->key_0, d->key_1, x, y);
+    may_win = (vi){0};
+    EACH {
+      one_to_two[j] = (vf)((x[j] ^ y[j]) >> 9 | 0x3f800000);
+      /* -log(u) is at least 1 - u, and the logarithm to base 2 of that at least what its bits are as a number. */
+      const vf rest = __builtin_convertvector((vi)(all(2.0f) - one_to_two[j]), vf) * all(0x1p-23f);
+      const vf bound = (all(127.0f) - rest) * all(0x1.62e43p-1f);
+      may_win |= left[j] & (logits[j] + (bound + all(NOISE_MARGIN)) > all(best));
+    }
+    if (!any(may_win)) continue;
+    for (int j = 0; j < TOGETHER; j++) {
+      const vf uniform = larger(one_to_two[j] - all(1.0f), all(0x1p-126f)); /* the logarithm of 0 is not finite */
+      const vf value = logits[j] - logarithm(-logarithm(uniform));
+      for (int n = 0; n < WIDTH; n++)
+        if (left[j][n] && value[n] > best) best = value[n], token = (int32_t)(first + j * WIDTH) + n;
+    }
   }
   return token;
 }
@@ -252,8 +269,10 @@ static void run_draw(const void *task, int64_t row) {
     return;
   }
   d.limited = d.temperature < NEAR_ZERO && overflows(&d);
-  d.key_1 = (uint32_t)draws->position[row];
-  threefry_of_word(0, (uint32_t)draws->seed[row], &d.key_0, &d.key_1);
+  vu key_0[TOGETHER] = {{0}}, key_1[TOGETHER] = {{(uint32_t)draws->position[row]}}; /* one word counts */
+  threefry(0, (uint32_t)draws->seed[row], key_0, key_1);
+  d.key_0 = key_0[0][0];
+  d.key_1 = key_1[0][0];
   d.floor = d.below = -INFINITY;
   const float largest = scaled(&d, all(d.largest))[0];
   const float top_p = draws->top_p[row], min_p = draws->min_p[row];
@@ -261,12 +280,11 @@ static void run_draw(const void *task, int64_t row) {
   const int has_limit = largest - largest == 0;
   if (has_limit && top_k > 0 && top_k < d.vocab) d.floor = scaled(&d, all(kth_logit(&d, top_k)))[0];
   if (has_limit && min_p > 0) d.floor = MAX(d.floor, MIN(largest, largest + logarithm(all(min_p))[0]));
-  const float share = has_limit && top_p < 1 ? top_p * share_above(&d, -INFINITY) : INFINITY;
   for (;;) {
     *token = draw(&d);
-    if (share == INFINITY) return;
+    if (!has_limit || top_p >= 1) return;
     d.below = scaled(&d, all(d.logits[*token]))[0];
-    if (d.below >= largest || share_above(&d, d.below) < share) return;
+    if (d.below >= largest || has_less_above(&d, d.below, top_p)) return;
   }
 }
 
