@@ -112,10 +112,9 @@ class Planner:
         """
         with self._attempt(PREFILL, optional=optional):
             yield tuple(self._certified()) if self._lacks_prefill() else ()
-            if self._device.may_prefill_apart and not self._device.prefills_apart:
-                self._move_prefill()
+            if self._lacks_prefill():
+                self._make_prefill()
             self._certify_reader()
-            self._make_large()
         for batch in self._incomplete(batches, needs):
             ordinary = ordinary_plan(batch, needs.processing)
             if ordinary not in self.certificates and ordinary.label not in self.failed:
@@ -257,14 +256,17 @@ class Planner:
         lacks_large = device.may_prefill_large and not self._tried_large
         return ((device.may_prefill_apart and not device.prefills_apart) or lacks_large) and PREFILL not in self.failed
 
-    def _make_large(self) -> None:
-        """Compiles and certifies large passes over prompts; without them prefill goes on by others."""
-        if self._device.may_prefill_large and not self._tried_large:
+    def _make_prefill(self) -> None:
+        """Gives prefill its own program, then large passes if they leave the same bits."""
+        device = self._device
+        if not device.prefills_apart:
+            self._move_prefill()
+        if device.may_prefill_large and not self._tried_large:
             self._tried_large = True
-            is_certified = self._agreement.watched(partial(certifies_large_prefill, self._device))
+            is_certified = self._agreement.watched(partial(certifies_large_prefill, device))
             self._agreement.check(f"large passes over prompts: {is_certified}")
-            self._device.prefills_large = is_certified
-            self._device.clear()
+            device.prefills_large = is_certified
+            device.clear()
 
     def _move_prefill(self) -> None:
         """Gives prefill its own program, and certifies anew what was certified with the other, which stays if this raises."""
