@@ -56,23 +56,28 @@ INLINE vf logarithm(vf x) {
   return multiply_add(exponent, all(0.693359375f), found); /* log 2 in two parts */
 }
 
-#define EACH _Pragma("GCC unroll 4") for (int j = 0; j < TOGETHER; j++)
+#define EACH(NUM) _Pragma("GCC unroll 4") for (int j = 0; j < (NUM); j++)
 
-/* Threefry-2x32 of 20 rounds, of TOGETHER vectors of words; `x` and `y` are the blocks, and become their results. */
-INLINE void threefry(uint32_t key_0, uint32_t key_1, vu *x, vu *y) {
-  const uint32_t keys[3] = {key_0, key_1, key_0 ^ key_1 ^ 0x1bd11bdau};
-#define ROUND(BY) EACH x[j] += y[j], y[j] = x[j] ^ (y[j] << (BY) | y[j] >> (32 - (BY)));
-#define ROUNDS(A, B, C, D, GROUP) \
-  ROUND(A) ROUND(B) ROUND(C) ROUND(D) EACH x[j] += keys[(GROUP) % 3], y[j] += keys[((GROUP) + 1) % 3] + (GROUP);
-  EACH x[j] += keys[0], y[j] += keys[1];
-  ROUNDS(13, 15, 26, 6, 1)
-  ROUNDS(17, 29, 16, 24, 2)
-  ROUNDS(13, 15, 26, 6, 3)
-  ROUNDS(17, 29, 16, 24, 4)
-  ROUNDS(13, 15, 26, 6, 5)
+/* Threefry-2x32 of 20 rounds, of words or of vectors of them; NUM `x` and `y` are the blocks, and become their results. */
+#define ROUND(BY, NUM) EACH(NUM) x[j] += y[j], y[j] = x[j] ^ (y[j] << (BY) | y[j] >> (32 - (BY)));
+#define ROUNDS(A, B, C, D, GROUP, NUM)                        \
+  ROUND(A, NUM) ROUND(B, NUM) ROUND(C, NUM) ROUND(D, NUM)     \
+  EACH(NUM) x[j] += keys[(GROUP) % 3], y[j] += keys[((GROUP) + 1) % 3] + (GROUP);
+#define THREEFRY(NAME, Words, NUM)                                       \
+  INLINE void NAME(uint32_t key_0, uint32_t key_1, Words *x, Words *y) { \
+    const uint32_t keys[3] = {key_0, key_1, key_0 ^ key_1 ^ 0x1bd11bdau}; \
+    EACH(NUM) x[j] += keys[0], y[j] += keys[1];                          \
+    ROUNDS(13, 15, 26, 6, 1, NUM)                                        \
+    ROUNDS(17, 29, 16, 24, 2, NUM)                                       \
+    ROUNDS(13, 15, 26, 6, 3, NUM)                                        \
+    ROUNDS(17, 29, 16, 24, 4, NUM)                                       \
+    ROUNDS(13, 15, 26, 6, 5, NUM)                                        \
+  }
+THREEFRY(threefry, vu, TOGETHER)
+THREEFRY(threefry_of_word, uint32_t, 1)
+#undef THREEFRY
 #undef ROUNDS
 #undef ROUND
-}
 
 /* What is drawn from, and by what. */
 typedef struct {
@@ -225,7 +230,7 @@ static int32_t draw(const Drawing *d) {
     vf logits[TOGETHER], one_to_two[TOGETHER];
     vi left[TOGETHER], may_win = {0};
     vu x[TOGETHER], y[TOGETHER];
-    EACH {
+    EACH(TOGETHER) {
       const int64_t i = first + j * WIDTH;
       logits[j] = i < d->vocab ? scaled(d, logits_from(d, i)) : all(-INFINITY);
       left[j] = (logits[j] >= all(d->floor)) & (logits[j] > all(d->below));
@@ -235,7 +240,7 @@ static int32_t draw(const Drawing *d) {
     if (!any(may_win)) continue;
     threefry(d->key_0, d->key_1, x, y);
     may_win = (vi){0};
-    EACH {
+    EACH(TOGETHER) {
       one_to_two[j] = (vf)((x[j] ^ y[j]) >> 9 | 0x3f800000);
       /* -log(u) is at least 1 - u, and the logarithm to base 2 of that at least what its bits are as a number. */
       const vf rest = __builtin_convertvector((vi)(all(2.0f) - one_to_two[j]), vf) * all(0x1p-23f);
@@ -269,10 +274,8 @@ static void run_draw(const void *task, int64_t row) {
     return;
   }
   d.limited = d.temperature < NEAR_ZERO && overflows(&d);
-  vu key_0[TOGETHER] = {{0}}, key_1[TOGETHER] = {{(uint32_t)draws->position[row]}}; /* one word counts */
-  threefry(0, (uint32_t)draws->seed[row], key_0, key_1);
-  d.key_0 = key_0[0][0];
-  d.key_1 = key_1[0][0];
+  d.key_1 = (uint32_t)draws->position[row];
+  threefry_of_word(0, (uint32_t)draws->seed[row], &d.key_0, &d.key_1);
   d.floor = d.below = -INFINITY;
   const float largest = scaled(&d, all(d.largest))[0];
   const float top_p = draws->top_p[row], min_p = draws->min_p[row];
