@@ -139,7 +139,7 @@ def test_generate_state_donates_its_state_and_no_weights(page):
     run(state=state)
     assert state.cache.pools[0].k.is_deleted()
     assert not page.models[0]["embed"].is_deleted()
-    with pytest.raises(Exception, match="deleted or donated"):
+    with pytest.raises(Exception, match="deleted"):
         run(state=state)
 
 
