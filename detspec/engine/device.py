@@ -216,7 +216,7 @@ class Device:
         self.clock.work()
 
     def prefill_all(self, placement: Placement, passes: int) -> None:
-        """As `prefill` where so many passes read all that is lacked; large ones take the place of several if they may."""
+        """As `prefill` where so many passes read whole prompts; large ones take the place of several if they are certified."""
         num_large = 0
         if self.prefills_large:
             num_large, passes = as_large(passes, self.large.budget.rows // self.schedule.budget.rows)

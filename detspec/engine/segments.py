@@ -81,8 +81,8 @@ class Segments:
             limits = Limits(num_steps, segment.min_live, segment.max_idle, segment.max_gain)
             return device.step(plan, placement, limits)
 
-        # Passes of one round read all that is lacked, those of more rounds as much as others may wait for.
-        prefill = device.prefill_all if segment.rounds == 1 else device.prefill
+        nobody_waits = all(sequence.behind for sequence in sequences)  # then one round reads all prompts
+        prefill = device.prefill_all if nobody_waits else device.prefill
         if device.waits and not segment.rounds:
             device.prefill(placement, segment.prefill_passes)  # they share all that they need
         rounds = steps = None

@@ -40,8 +40,8 @@ def passes(monkeypatch) -> list[tuple[int, int]]:
     return noted
 
 
-def engine_of(model) -> Engine:
-    return make_engine(model, 4, "none", schedule=PINNED, prefix_sharing=False)
+def engine_of(model, **changes) -> Engine:
+    return make_engine(model, 4, "none", schedule=PINNED, prefix_sharing=False, **changes)
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
@@ -101,7 +101,8 @@ def test_what_large_passes_leave_is_what_sequences_go_on_from(model, expected, m
 
 
 def test_nobody_who_decodes_waits_for_a_large_pass(model, passes):
-    engine = engine_of(model)
+    """Three passes read the others' prompts; one large pass would take their place."""
+    engine = engine_of(model, max_prefill_passes=8)
     engine.prepare(4, NEEDS)
     first, *others = PROMPTS
     engine.add(engine.request(first, SamplingParams(max_tokens=30, ignore_eos=True), id="first"), stream=True)
@@ -113,6 +114,7 @@ def test_nobody_who_decodes_waits_for_a_large_pass(model, passes):
     while engine.has_work:
         engine.step()
     assert {rows for rows, _ in passes} == {16}
+    assert (16, 3) in passes
 
 
 def test_large_passes_are_made_where_they_can_be_filled(model):
