@@ -29,7 +29,7 @@ import detspec as ds
 from detspec.bench.bench import bench_prompts, random_model
 from detspec.bench.bound import bound, measure_machine
 from detspec.engine.compiled import PROGRAMS
-from detspec.engine.programs import read_sequences, run_segment
+from detspec.engine.programs import prefill_sequences, run_segment
 from detspec.presets import preset
 
 SHORT, LONG = 16, 80  # new tokens of the two texts whose traces are compared
@@ -85,7 +85,7 @@ def measure(name: str, batch: int, rounds: int) -> list[dict[str, Any]]:
         steps.subtract(short[run_segment.__name__])
         spans_ms = [1e3 * generate(engine, prompts, new_tokens) for new_tokens in (1, SHORT, LONG)]
         found["step"].append(parts_ms(run_segment, steps, spans_ms[2] - spans_ms[1], LONG - SHORT))
-        found["prefill"].append(parts_ms(read_sequences, short[read_sequences.__name__], spans_ms[0], 1))
+        found["prefill"].append(parts_ms(prefill_sequences, short[prefill_sequences.__name__], spans_ms[0], 1))
     medians = {what: {part: median(parts[part] for parts in samples) for part in samples[0]} for what, samples in found.items()}
     machine = measure_machine(model.cfg)
     context = PROMPT_LEN + (SHORT + LONG) / 2

@@ -13,7 +13,7 @@ from detspec.doctor.doctor import DoctorReport
 from detspec.doctor.examination import Check, run_pass
 from detspec.draft.given import NONE
 from detspec.engine.compiled import ProgramCall, Programs
-from detspec.engine.programs import Decoding, read_sequences, run_segment
+from detspec.engine.programs import Decoding, prefill_sequences, read_sequences, run_segment
 from detspec.errors import InputError
 from detspec.generation.loop import generate_state
 from detspec.held import HELD, Jitted, compiler_options
@@ -113,7 +113,7 @@ def test_canonical_programs_are_held_and_ordinary_ones_are_not():
     canonical = Decoding(SCHEDULE, NONE, 0, None, processing=False)
     assert run_segment.options((), {"decoding": canonical}) == HELD
     assert run_segment.options((), {"decoding": canonical._replace(source=None)}) == {}
-    for jitted in (read_sequences, generate_state, run_pass):
+    for jitted in (prefill_sequences, read_sequences, generate_state, run_pass):
         assert jitted.options((), {"schedule": SCHEDULE}) == HELD
     pinned = SCHEDULE.with_numerics(implementation="pallas_gpu", linear="pinned")
     assert read_sequences.options((), {"schedule": pinned}) == {}

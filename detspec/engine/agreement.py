@@ -165,7 +165,7 @@ class Processes:
         self._decide(f"segment {self._num_segments}: {plan.label} {dataclasses.astuple(segment)} for {facts}")
         self._decisions.update(page_table.tobytes())
         step_s = 0.0 if self._step_times is None else self._step_times.known(plan)
-        self._expect(step_s * (segment.num_steps + segment.rounds * segment.prefill_passes))
+        self._expect(step_s * (segment.num_steps + segment.num_prefill_passes))
 
     def finished(self, sequences: Sequence[SequenceState]) -> list[str]:
         """Notes how far the sequences are, and with every eighth segment exchanges messages."""

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import KVCache, Pool, map_pools
+from detspec.cache import Pool, map_pools
 from detspec.config import ModelConfig
 from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.conformance import check_conformance
@@ -27,6 +27,7 @@ from detspec.engine.programs import Report
 from detspec.riders.counters import COUNTED
 from detspec.riders.riding import reader_of
 from detspec.schedule import Numerics, Schedule
+from detspec.state import GenState
 
 ORDINARY = "ordinary"
 CERTIFIED = "certified"
@@ -165,8 +166,29 @@ def certify_reader(device: Device, batch: int) -> str:
     return next(filter(None, differences), "")
 
 
+def certifies_answers(device: Device) -> bool:
+    """Whether passes over made-up prompts give the tokens and log-probability bits after them that the anchor does."""
+    if device.model.cfg.is_integer:
+        return True
+    probes = Probes(device, min(NUM_PROBES, max(1, most_far(device))), far=True)
+    report = probes.start(answers=True)
+    assert report is not None
+    texts = {
+        place: GivenText(probe.tokens, start, len(probe.tokens))
+        for place, (probe, start) in enumerate(zip(probes.each, probes.replay_from(), strict=True))
+    }
+    anchor = device.replay(probes.placement, texts, PLAIN)
+    committed = report.progress.committed
+    places = [place for place, text in texts.items() if committed[place] > len(text.tokens)]
+    ends = [len(texts[place].tokens) for place in places]
+    pairs = (report.tokens, anchor.targets), (report.logprobs, anchor.target_logprobs)
+    return bool(places) and all(
+        same_bits(*(np.asarray(found)[places, ends] for found in (own, other))).all() for own, other in pairs
+    )
+
+
 def certifies_large_prefill(device: Device) -> bool:
-    """Whether large passes over made-up prompts leave the bits in the cache that those of the schedule leave."""
+    """Whether large passes over made-up prompts leave the bits in the cache, and commit those, that the schedule's do."""
     if device.model.cfg.is_integer:
         return True
     num_probes = min(NUM_PROBES, max(1, most_far(device)))
@@ -176,20 +198,22 @@ def certifies_large_prefill(device: Device) -> bool:
     numbers = {"pages": pages, "seats": None if seats is None else seats[:num_probes]}
     found = []
     for schedule in (device.large, device.schedule):
-        probes.start(schedule=schedule)
-        found.append(_bits_of(device.state.cache, device.model.cfg, numerics=device.schedule.numerics, **numbers))
+        probes.start(schedule=schedule, answers=device.answers)
+        found.append(_bits_of(device.state, device.model.cfg, numerics=device.schedule.numerics, **numbers))
     return bool(_are_equal(*found))
 
 
 @partial(jax.jit, static_argnames=("cfg", "numerics"))
-def _bits_of(cache: KVCache, cfg: ModelConfig, pages: jax.Array, seats: jax.Array | None, *, numerics: Numerics) -> Any:
-    """Contents of `pages [n]`, and of `seats [m]` where layers have them, as whole numbers."""
+def _bits_of(state: GenState, cfg: ModelConfig, pages: jax.Array, seats: jax.Array | None, *, numerics: Numerics) -> Any:
+    """Contents of `pages [n]`, and of `seats [m]` where layers have them, and what is committed, as whole numbers."""
 
-    def bits(declared: Pool, array: jax.Array) -> jax.Array:
-        unsigned = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
-        return unsigned[seats if declared.by_seat else pages]
+    def bits(array: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
 
-    return map_pools(bits, cfg, numerics, cache.pools)
+    def held(declared: Pool, array: jax.Array) -> jax.Array:
+        return bits(array)[seats if declared.by_seat else pages]
+
+    return map_pools(held, cfg, numerics, state.cache.pools), state.committed, state.tokens, bits(state.logprobs)
 
 
 @jax.jit

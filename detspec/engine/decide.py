@@ -235,11 +235,15 @@ class Facts(NamedTuple):
     times: StepTimes
     acceptance: Acceptance
     visit_s: float  # seconds that the device idles when the host looks
+    answers: bool = False  # passes over prompts can commit the token after each, if no sequence asks for logits processing
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Work before the host looks again: `rounds` times `prefill_passes` and a step of the plan, then `steps` at most."""
+    """Work before the host looks again: `rounds` times `prefill_passes` and a step of the plan, then `steps` at most.
+
+    Without rounds the passes come first, once: they read all prompts, and answer.
+    """
 
     rounds: int
     prefill_passes: int
@@ -247,10 +251,17 @@ class Segment:
     max_idle: int  # it ends early once ended sequences have idled for so many steps in total
     min_live: int  # it ends early once fewer sequences than this are live
     max_gain: int = NEVER  # steps end early once a sequence has gained more tokens than this
+    answers: bool = False  # passes over prompts commit the token after each
 
     def most_gain(self, most_tokens: int) -> int:
         """Most tokens that a sequence gains, if a step commits up to `most_tokens`."""
-        return min(self.num_steps * most_tokens, self.rounds * most_tokens + self.max_gain + most_tokens)
+        of_steps = min(self.num_steps * most_tokens, self.rounds * most_tokens + self.max_gain + most_tokens)
+        return self.answers + of_steps
+
+    @property
+    def num_prefill_passes(self) -> int:
+        """Most passes over prompts in all."""
+        return max(self.rounds, 1) * self.prefill_passes
 
     @property
     def num_steps(self) -> int:
@@ -295,6 +306,7 @@ def decide(load: Load, facts: Facts, config: EngineConfig, prefill: Budget) -> D
         segment_steps=most_gain(load, plan, costs, facts.acceptance, config.segment_steps),
         max_prefill_passes=config.max_prefill_passes,
         prefill=prefill,
+        answers=facts.answers and not load.processing,
     )
     return Decision(plan, segment)
 
@@ -396,7 +408,7 @@ def num_windows(behind: Sequence[int], window: int) -> int:
 
 
 def plan_segment(
-    load: Load, plan: Plan, costs: Costs, *, segment_steps: int, max_prefill_passes: int, prefill: Budget
+    load: Load, plan: Plan, costs: Costs, *, segment_steps: int, max_prefill_passes: int, prefill: Budget, answers: bool = False
 ) -> Segment:
     """Decides how long to run `plan`, and how prompts that are being read get their share of the passes.
 
@@ -408,21 +420,23 @@ def plan_segment(
     idling has cost as much as looking will, which is at most twice the cost of the best moment.
 
     `segment_steps` are the most tokens that a sequence may gain before the host looks, `prefill` is the budget of a pass over
-    prompts.
+    prompts, and `answers` says whether such passes commit the token after each prompt.
     """
     # How many tokens a step that may skip its drafts commits is not known, so the device counts.
     steps = segment_steps if plan.skips else max(1, segment_steps // plan.most_tokens)
-    segment_of = partial(Segment, max_gain=max(0, segment_steps - plan.most_tokens) if plan.skips else NEVER)
+    max_gain = max(0, segment_steps - plan.most_tokens) if plan.skips else NEVER
+    segment_of = partial(Segment, max_gain=max_gain, answers=answers)
     max_idle = NEVER
     min_live = costs.smaller_batch + 1
     if load.waiting:
         max_idle = max(1, round(costs.visit_s * plan.batch / max(costs.step_s, 1e-9)))
         min_live = 1
-    passes = -(-num_windows(load.behind, prefill.window) * prefill.window // prefill.rows) + load.unread_chunks
-    if load.num_ready == 0:  # each step commits a token of each
-        return segment_of(1, passes, min(steps, load.left) - 1, max_idle, min_live)
+    read = [tokens + answers for tokens in load.behind]  # those that answer read the last token, too
+    passes = -(-num_windows(read, prefill.window) * prefill.window // prefill.rows) + load.unread_chunks
+    if load.num_ready == 0:  # each step commits a token of each, and so do passes that answer
+        return segment_of(0 if answers else 1, passes, min(steps, load.left) - 1, max_idle, min_live)
     if not load.unread_chunks and rides_along(plan, load):
-        return segment_of(0, 0, steps, max_idle, min_live)
+        return segment_of(0, 0, steps, max_idle, min_live, answers=False)
     at_once = min(passes, max_prefill_passes)
     rounds = -(-passes // at_once)
     if rounds > MAX_ROUNDS:

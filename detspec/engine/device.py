@@ -29,11 +29,13 @@ from detspec.engine.policy import WORTH_LARGER, Plan, Room, as_large, large_pass
 from detspec.engine.programs import (
     Decoding,
     Placement,
+    PrefillWork,
     ReadWork,
     Report,
     StepParams,
     Texts,
     copy_pages,
+    prefill_sequences,
     read_sequences,
     run_segment,
 )
@@ -46,7 +48,7 @@ from detspec.generation.score import Asked, Replayed
 from detspec.mesh import COPIES, STATE, Place, made, param_specs, place_of, put
 from detspec.model.dense import has_longer_texts
 from detspec.model.params import Params
-from detspec.ops.implementations import begin_kernels
+from detspec.ops.implementations import begin_kernels, operations
 from detspec.riders.rider import Capacity, Entry, Reader, Rider
 from detspec.riders.riding import Riders, reader_of
 from detspec.sampling_params import MAX_LOGPROBS
@@ -94,6 +96,7 @@ class Device:
         may_prefill_large: whether a program that prefills by them is worth making: with an own one, where so many rows fit into
             the cache. Not where a rider reads prompts, chunk by chunk.
         prefills_large: whether it is made and certified.
+        answers: whether passes over prompts are certified to give the token after each, too; see `may_answer`.
     """
 
     def __init__(
@@ -168,6 +171,7 @@ class Device:
         is_filled = config.max_requests * config.max_len >= self.large.budget.rows
         self.may_prefill_large = self.may_prefill_apart and is_larger and is_filled and reader_of(self.riders) is None
         self.prefills_large = False
+        self.answers = False
 
     def use(self, model: Model) -> None:
         """Goes on with other weights of the same shapes, wherever they lie: they are put where those before are.
@@ -201,6 +205,11 @@ class Device:
         """Whether requests were put that no prefill has taken in yet."""
         return bool(self._entries)
 
+    @property
+    def may_answer(self) -> bool:
+        """Whether passes over prompts can give the token after each: in a program of their own, at no cost of other rows."""
+        return self.may_prefill_apart and operations(self.schedule.numerics).leaves_out_rows
+
     def put(self, entries: Sequence[Entry]) -> None:
         """Hands over requests; they enter their places with the next prefill. If one cannot be packed, none is handed over."""
         if entries:
@@ -208,22 +217,35 @@ class Device:
             self._requests = pack_requests(self.state, list(waiting.values()), self.model.eos_ids)
             self._entries = waiting
 
-    def prefill(self, placement: Placement, passes: int, *, schedule: Schedule | None = None) -> None:
-        """Starts at most `passes` canonical passes over what places in use lack; `schedule` is the device's own if None."""
-        work = ReadWork(self._requests, placement.of_all, np.int32(passes), self._no_texts)
-        self._take_out()
-        _, self.state = self._run(self._read(work, schedule, None if self.prefills_apart else PLAIN))
-        self.clock.work()
+    def prefill(
+        self, placement: Placement, passes: int, *, schedule: Schedule | None = None, answers: bool = False
+    ) -> Report | None:
+        """Starts at most `passes` canonical passes over what places in use lack; `schedule` is the device's own if None.
 
-    def prefill_all(self, placement: Placement, passes: int) -> None:
+        Returns a report on all places, first those in `placement.chosen`; None where prefill has no program of its own. If it
+        `answers`, which takes a device that `may_answer`, sequences that have caught up have their next token, too.
+        """
+        assert not answers or (self.may_answer and self.prefills_apart)
+        report = None
+        if self.prefills_apart:
+            self.state, report = self._run(self._prefill(placement, passes, schedule, answers=answers))
+        else:
+            _, self.state = self._run(self._read(self._catching_up(placement, passes), schedule, PLAIN))
+        self._take_out()
+        self.clock.work()
+        return report
+
+    def prefill_all(self, placement: Placement, passes: int, *, answers: bool = False) -> Report | None:
         """As `prefill` where so many passes read whole prompts; large ones take the place of several if they are certified."""
         num_large = 0
+        report = None
         if self.prefills_large:
             num_large, passes = as_large(passes, self.large.budget.rows // self.schedule.budget.rows)
         if num_large:
-            self.prefill(placement, num_large, schedule=self.large)
+            report = self.prefill(placement, num_large, schedule=self.large, answers=answers)
         if passes:
-            self.prefill(placement, passes)
+            report = self.prefill(placement, passes, answers=answers)
+        return report
 
     def step(self, plan: Plan, placement: Placement, limits: Limits, *, wide_cost: float | None = None) -> Report:
         """Starts a segment of steps of `plan` over the places `placement.chosen`, as many as the plan's batch.
@@ -287,19 +309,24 @@ class Device:
         steps = [
             self._step(plan, nothing.placement._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)) for plan in plans
         ]
-        reads = [] if all(plan.ordinary for plan in plans) else [self._read(nothing, None, PLAIN)]
         own = self.prefills_apart or (apart and self.may_prefill_apart)
-        if plans and (own or not reads):
-            reads.append(self._read(nothing, None, None if own else PLAIN))
+        reads = []
+        if plans and not (own and all(plan.ordinary for plan in plans)):
+            reads.append(self._read(nothing, None, PLAIN))
+        if plans and own:
+            reads.append(self._prefill(nothing.placement, 0, None))
         if apart and self.may_prefill_large:
-            reads.append(self._read(nothing, self.large, None))
+            reads.append(self._prefill(nothing.placement, 0, self.large))
         return [*steps[:1], *reads, *([self._copy([])] if plans else []), *steps[1:]]
 
     def _nothing(self) -> ReadWork:
         """ReadWork on no sequence, in the shapes of all work."""
         B = self.config.max_requests
-        nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.zeros(0, np.int32))
+        nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.arange(B, dtype=np.int32))
         return ReadWork(self._no_requests, nowhere, np.int32(0), self._no_texts)
+
+    def _catching_up(self, placement: Placement, passes: int) -> ReadWork:
+        return ReadWork(self._requests, placement.of_all, np.int32(passes), self._no_texts)
 
     def check_copies(self, report: Report) -> None:
         """Raises `DivergenceError` if this process's chips hold other bits of a report, of which each has a copy."""
@@ -334,7 +361,12 @@ class Device:
         """A copy of what that rider reports."""
         return jax.tree.map(jnp.copy, self.state.riders.told)
 
-    def _read(self, work: ReadWork, schedule: Schedule | None, asked: Asked | None) -> ProgramCall:
+    def _prefill(self, placement: Placement, passes: int, schedule: Schedule | None, *, answers: bool = False) -> ProgramCall:
+        work = PrefillWork(self._requests, placement.of_all, np.int32(passes), np.bool_(answers))
+        args = (self.model.params, self.state, work)
+        return ProgramCall(prefill_sequences, self.model.cfg, args, {"schedule": schedule or self.schedule}, (STATE, COPIES))
+
+    def _read(self, work: ReadWork, schedule: Schedule | None, asked: Asked) -> ProgramCall:
         static: dict[str, Hashable] = {"schedule": schedule or self.schedule, "asked": asked}
         return ProgramCall(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (COPIES, STATE))
 

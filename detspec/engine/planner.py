@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from detspec.draft.table import SOURCES
@@ -19,6 +19,7 @@ from detspec.engine.certify import (
     NOT_TRIED,
     Certificate,
     Times,
+    certifies_answers,
     certifies_large_prefill,
     certify,
     certify_reader,
@@ -51,6 +52,7 @@ class Planner:
         self._tried: set[tuple[int, bool, Drafting]] = set()  # batch, processing
         self._reader_certified = False
         self._tried_large = False  # large passes over prompts
+        self._tried_answers = False  # passes over prompts that give the token after each
         self.coming: tuple[Plan, ...] = ()  # plans that are being made behind what runs
         self.failed: dict[str, Plan | None] = {}  # labels of what raised while it was made behind, with the plan that it is
 
@@ -72,7 +74,7 @@ class Planner:
 
     def lacks_any(self, batches: Sequence[int], needs: Needs) -> bool:
         """Whether `prepare` has something to do."""
-        return self._lacks_prefill() or not all(self._is_complete(batch, needs) for batch in batches)
+        return self._lacks_prefill(needs) or not all(self._is_complete(batch, needs) for batch in batches)
 
     def prepare_first(self, num_requests: int, needs: Needs) -> None:
         """Makes one plan for `num_requests` at once, or one of each kind that they need; all places must be free.
@@ -105,15 +107,15 @@ class Planner:
         `failed`, and not tried again. All that was certified before stays so, and the next piece follows.
 
         If prefill shared its program so far and may have one of its own, it gets it, and plans that were certified with the
-        other are certified anew, all in the first piece. So are large passes over prompts.
+        other are certified anew, all in the first piece. So are passes over prompts that answer, and large ones.
 
         All places must be free whenever it goes on. Raises `DivergenceError` and, unless they are optional, what certifying
         raises: `InputError` if what a rider reads depends on places or drafts on this device.
         """
         with self._attempt(PREFILL, optional=optional):
-            yield tuple(self._certified()) if self._lacks_prefill() else ()
-            if self._lacks_prefill():
-                self._make_prefill()
+            yield tuple(self._certified()) if self._lacks_prefill(needs) else ()
+            if self._lacks_prefill(needs):
+                self._make_prefill(needs)
             self._certify_reader()
         for batch in self._incomplete(batches, needs):
             ordinary = ordinary_plan(batch, needs.processing)
@@ -140,6 +142,7 @@ class Planner:
         self._tried.clear()
         self._reader_certified = False
         self._tried_large = self._device.prefills_large = False
+        self._tried_answers = self._device.answers = False
         self.coming = ()
         self.failed.clear()
 
@@ -158,7 +161,8 @@ class Planner:
     def facts(self, visit_s: float) -> Facts:
         """Facts by now; `visit_s` are the seconds of a look at the device."""
         ordinary = [plan for plan in self.certificates if plan.ordinary]
-        return Facts(self._certified(), ordinary, self.step_times, self.acceptance, visit_s)
+        answers = self._device.answers
+        return Facts(self._certified(), ordinary, self.step_times, self.acceptance, visit_s, answers)
 
     def refusal(self, load: Load) -> InputError:
         """The error if no certified plan is large enough for `load`."""
@@ -250,23 +254,35 @@ class Planner:
         """The plans that deterministic requests may use."""
         return [plan for plan, certificate in self.certificates.items() if certificate.is_certified]
 
-    def _lacks_prefill(self) -> bool:
-        """Whether prefill is yet to get programs of its own."""
+    def _lacks_prefill(self, needs: Needs) -> bool:
+        """Whether prefill is yet to get programs of its own, or what they can do is yet to be certified."""
         device = self._device
+        lacks_own = device.may_prefill_apart and not device.prefills_apart
         lacks_large = device.may_prefill_large and not self._tried_large
-        return ((device.may_prefill_apart and not device.prefills_apart) or lacks_large) and PREFILL not in self.failed
+        return (lacks_own or lacks_large or self._lacks_answers(needs)) and PREFILL not in self.failed
 
-    def _make_prefill(self) -> None:
-        """Gives prefill its own program, then large passes if they leave the same bits."""
+    def _lacks_answers(self, needs: Needs) -> bool:
+        """Whether answers of passes over prompts are yet to be certified; for ordinary requests alone nothing is."""
+        return self._device.may_answer and needs.deterministic and not self._tried_answers
+
+    def _make_prefill(self, needs: Needs) -> None:
+        """Gives prefill its own program; then answers and large passes, as far as they are certified."""
         device = self._device
         if not device.prefills_apart:
             self._move_prefill()
+        if self._lacks_answers(needs):
+            self._tried_answers = True
+            device.answers = self._certifies("answers of passes over prompts", certifies_answers)
         if device.may_prefill_large and not self._tried_large:
             self._tried_large = True
-            is_certified = self._agreement.watched(partial(certifies_large_prefill, device))
-            self._agreement.check(f"large passes over prompts: {is_certified}")
-            device.prefills_large = is_certified
-            device.clear()
+            device.prefills_large = self._certifies("large passes over prompts", certifies_large_prefill)
+
+    def _certifies(self, what: str, certifies_fn: Callable[[Device], bool]) -> bool:
+        """Asks whether the device certifies something; all processes that share it must find the same."""
+        is_certified = self._agreement.watched(partial(certifies_fn, self._device))
+        self._agreement.check(f"{what}: {is_certified}")
+        self._device.clear()
+        return is_certified
 
     def _move_prefill(self) -> None:
         """Gives prefill its own program, and certifies anew what was certified with the other, which stays if this raises."""

@@ -112,16 +112,21 @@ class Probes:
         return self._placement([probe.pages for probe in self.each])
 
     def start(
-        self, *, brings: Sequence[Mapping[str, Any]] | None = None, reverse: bool = False, schedule: Schedule | None = None
-    ) -> None:
+        self,
+        *,
+        brings: Sequence[Mapping[str, Any]] | None = None,
+        reverse: bool = False,
+        schedule: Schedule | None = None,
+        answers: bool = False,
+    ) -> Report | None:
         """Puts the probes into their places and prefills them, by passes of `schedule`; in `reverse` the last one comes first.
 
-        `brings` is what each of them brings for riders, nothing by default.
+        `brings` is what each of them brings for riders, nothing by default. See `Device.prefill` for `answers` and the report.
         """
         if any(probe.known for probe in self.each):
             self._fill()
         self.device.put(self.entries(brings=brings, reverse=reverse))
-        self.device.prefill(self.placement, NEVER, schedule=schedule)
+        return self.device.prefill(self.placement, NEVER, schedule=schedule, answers=answers)
 
     def entries(self, *, brings: Sequence[Mapping[str, Any]] | None = None, reverse: bool = False) -> list[Entry]:
         """The probes as they go into their places, see `start`."""

@@ -16,7 +16,7 @@ from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.generation.insert import Array, Requests, put_requests, put_sequences, take_sequences
 from detspec.generation.loop import Limits, dvr_step, ordinary_step, run
-from detspec.generation.prefill import fill, read_by_riders
+from detspec.generation.prefill import prefill, prefill_and_answer, read_by_riders
 from detspec.generation.score import Asked, Replayed, read
 from detspec.held import Jitted
 from detspec.model.params import Params
@@ -36,8 +36,9 @@ class Placement(NamedTuple):
 
     @property
     def of_all(self) -> "Placement":
-        """This placement with no places chosen: programs about all places are the same for any number of chosen ones."""
-        return self._replace(chosen=np.zeros(0, np.int32))
+        """This placement with all places chosen, these first: programs about all are the same for any number of them."""
+        chosen = np.asarray(self.chosen)
+        return self._replace(chosen=np.concatenate([chosen, np.setdiff1d(np.arange(len(self.in_use)), chosen)], dtype=np.int32))
 
 
 class StepParams(NamedTuple):
@@ -56,11 +57,20 @@ class Texts(NamedTuple):
     wanted_from: Array  # [B] int32, first position that is asked about
 
 
+class PrefillWork(NamedTuple):
+    """Work of `prefill_sequences`."""
+
+    requests: Requests
+    placement: Placement  # of all places
+    max_passes: Array | np.int32
+    answers: Array | np.bool_  # whether the token after each prompt is committed, where passes can say it
+
+
 class ReadWork(NamedTuple):
     """Work of `read_sequences`."""
 
     requests: Requests
-    placement: Placement
+    placement: Placement  # of all places
     max_passes: Array | np.int32
     texts: Texts  # length 0 if there is nothing to replay
 
@@ -106,28 +116,43 @@ class Report(Struct):
         return SequenceProgress(steps, committed, length, finish, packed[:, 4:])
 
 
+@partial(Jitted, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+def prefill_sequences(
+    params: Params, cfg: ModelConfig, state: GenState, work: PrefillWork, *, schedule: Schedule
+) -> tuple[GenState, Report]:
+    """Puts requests into their places and catches up all places in use, as far as a number of passes does.
+
+    Prompts that a rider reads come first, in as many passes at most. The report has all places, as `placement.chosen` has them.
+    No logits are processed for the tokens that it commits where it `answers`.
+    """
+    max_passes = jnp.asarray(work.max_passes)
+    state = _with_requests(params, cfg, state, work, max_passes, schedule=schedule)
+    if operations(schedule.numerics).leaves_out_rows:  # else the last layer and the head would be worked out for all rows
+        answers = jnp.asarray(work.answers)
+        plain = state.with_processing(False)
+        plain = prefill_and_answer(params, cfg, plain, schedule=schedule, max_passes=max_passes, answers=answers)
+        state = plain.with_processing(True)
+    else:
+        state = prefill(params, cfg, state, schedule=schedule, max_passes=max_passes)
+    chosen = jnp.asarray(work.placement.chosen)
+    return state, jax.tree.map(lambda x: x[chosen], _report(state, jnp.int32(0)))
+
+
 @partial(Jitted, static_argnames=("cfg", "schedule", "asked"), donate_argnames=("state",))
 def read_sequences(
-    params: Params, cfg: ModelConfig, state: GenState, work: ReadWork, *, schedule: Schedule, asked: Asked | None
-) -> tuple[Replayed | None, GenState]:
-    """Puts requests into their places and catches up all places in use; or replays given texts. Either half is often not used.
+    params: Params, cfg: ModelConfig, state: GenState, work: ReadWork, *, schedule: Schedule, asked: Asked
+) -> tuple[Replayed, GenState]:
+    """Does as `prefill_sequences` without answers; or replays given texts. One of both is not used.
 
     The last token of a text is read only where targets are asked for, since it says nothing about the text.
 
-    Catching up ends where a number of passes does. Prompts that a rider reads come first, in as many passes at most. A replay
-    reads the texts of all places in use, and says what was `asked`; sequences keep their own tokens and lengths. A program for
-    which nothing is `asked` only catches up.
+    A replay reads the texts of all places in use, and says what was `asked`; sequences keep their own tokens and lengths.
     """
     texts = jax.tree.map(jnp.asarray, work.texts)
     is_replay = jnp.any(texts.length > 0)
     max_passes = jnp.where(is_replay, 0, jnp.asarray(work.max_passes))  # passes that catch up
-    after = _arranged(put_requests(state, work.requests), work.placement)
-    new = jnp.asarray(work.requests.chosen)
-    after = read_by_riders(params, cfg, after, schedule=schedule, new=new, max_passes=max_passes)
+    after = _with_requests(params, cfg, state, work, max_passes, schedule=schedule)
     lacking = limited(missing(after, schedule), max_passes, schedule)
-    if asked is None:
-        cache = fill(params, cfg, after, lacking, schedule=schedule)
-        return None, after.replace(cache=cache.replace(length=jnp.maximum(after.cache.length, lacking.end)))
     end = texts.length if asked.choose else jnp.maximum(texts.length - 1, 0)
     text = spans(texts.start, jnp.where(jnp.asarray(work.placement.in_use), end, 0), schedule)
     nothing = jnp.full_like(texts.length, texts.tokens.shape[1] + 1)  # no position is
@@ -192,9 +217,7 @@ def run_segment(
     part = arranged if takes_all else take_sequences(arranged, chosen)
     num_sequences = jnp.asarray(placement.in_use)[chosen].sum(dtype=jnp.int32)
     part, steps = run(part, step_fn, limits=limits, num_sequences=num_sequences)
-    progress = [jnp.full_like(part.committed, steps), part.committed, part.cache.length, part.finish]
-    packed = jnp.concatenate([jnp.stack(progress, axis=1), part.counters.counts], axis=1)
-    report = Report(packed, part.riders.told, part.tokens, part.logprobs)
+    report = _report(part, steps)
     if not takes_all:
         return put_sequences(state, chosen, part).with_processing(True), report
     return part.with_processing(True), jax.tree.map(lambda x: x[chosen], report)
@@ -209,6 +232,28 @@ def copy_pages(state: GenState, cfg: ModelConfig, source: jax.Array, target: jax
         return array if declared.by_seat else copy(array, source, target)
 
     return state.replace(cache=state.cache.replace(pools=map_pools(copied, cfg, numerics, state.cache.pools)))
+
+
+def _with_requests(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    work: PrefillWork | ReadWork,
+    max_passes: jax.Array,
+    *,
+    schedule: Schedule,
+) -> GenState:
+    """`state` with the requests of `work` in their places, and what a rider reads of their prompts."""
+    state = _arranged(put_requests(state, work.requests), work.placement)
+    new = jnp.asarray(work.requests.chosen)
+    return read_by_riders(params, cfg, state, schedule=schedule, new=new, max_passes=max_passes)
+
+
+def _report(state: GenState, steps: jax.Array) -> Report:
+    """Facts about the sequences of `state` after `steps`."""
+    progress = [jnp.full_like(state.committed, steps), state.committed, state.cache.length, state.finish]
+    packed = jnp.concatenate([jnp.stack(progress, axis=1), state.counters.counts], axis=1)
+    return Report(packed, state.riders.told, state.tokens, state.logprobs)
 
 
 def _arranged(state: GenState, placement: Placement) -> GenState:

@@ -245,7 +245,7 @@ class Scheduler:
             if not num_steps:
                 return None
             segment = segment.shortened(num_steps)
-            gain = num_steps * most_tokens
+            gain = segment.most_gain(most_tokens)
         for sequence in self.sequences:
             if missing := self._num_missing(sequence, _reach(sequence, gain)):
                 sequence.pages.extend(self.pool.allocate() for _ in range(missing))

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +32,8 @@ class Running(NamedTuple):
     plan: Plan
     sequences: tuple[SequenceState, ...]
     prefill_passes: int  # at most
-    rounds: Report | None  # after the last round of prefill and step
+    answers: bool  # they committed the token after each prompt
+    rounds: Report | None  # after passes over prompts, or the last round of them and a step
     steps: Report | None  # after the steps alone
 
     @property
@@ -82,16 +84,18 @@ class Segments:
             return device.step(plan, placement, limits)
 
         nobody_waits = all(sequence.behind for sequence in sequences)  # then one round reads all prompts
-        prefill = device.prefill_all if nobody_waits else device.prefill
-        if device.waits and not segment.rounds:
-            device.prefill(placement, segment.prefill_passes)  # they share all that they need
+        prefill = partial(device.prefill_all if nobody_waits else device.prefill, answers=segment.answers)
         rounds = steps = None
+        if not segment.rounds and segment.prefill_passes:
+            rounds = prefill(placement, segment.prefill_passes)
+        elif not segment.rounds and device.waits:
+            device.prefill(placement, 0)  # they share all that they need
         for _ in range(segment.rounds):
             prefill(placement, segment.prefill_passes)
             rounds = step(1)
         if segment.steps:
             steps = step(segment.steps)
-        self._running = Running(plan, tuple(sequences), segment.rounds * segment.prefill_passes, rounds, steps)
+        self._running = Running(plan, tuple(sequences), segment.num_prefill_passes, segment.answers, rounds, steps)
         self._is_started = True
 
     def start_reading(
@@ -256,6 +260,7 @@ class Segments:
         for sequence, (committed, length, finish), counters in zip(running.sequences, facts, counted, strict=False):
             stay = Stats(*counters)
             num_tokens += committed - sequence.committed
+            windows -= running.answers and sequence.behind > 0 and committed > sequence.committed  # the answer's had no drafts
             windows += stay.num_verify_passes - sequence.stay.num_verify_passes
             accepted += stay.num_accepted_draft_tokens - sequence.stay.num_accepted_draft_tokens
             sequence.went_on(committed, length, finish, stay)

@@ -72,9 +72,7 @@ def forward(
 
         return run_layer(layer, layer_params, x, mix, own_ops, out_ops)
 
-    x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1), numerics=numerics))  # [R, D]
-    if cfg.learned_positions:
-        x = x + lookup(params["positions"], jnp.clip(positions, 0, cfg.max_position - 1), numerics=numerics)
+    x = embedded(params, cfg, windows.tokens.reshape(-1), positions, numerics=numerics)
     streams, pools = through_layers(params, cfg, x, run, riding.inject)
     return Pass(
         logits_f32=logits_f32(params, cfg, streams[-1], last_ops),
@@ -86,13 +84,26 @@ def forward(
 def logits_fn(
     params: Params, cfg: ModelConfig, windows: Windows, stream: jax.Array, *, numerics: Numerics
 ) -> Callable[[], jax.Array]:
-    """Returns a function for the logits `[R, V]` of a pass over `windows`, given the stream `[G, W, D]` after its last layer.
+    """Returns a function for the logits `[R, V]` of a pass over `windows`; `stream [G, W, D]` is that after its last layer."""
+    used = windows.used if windows.wanted is None else windows.wanted
+    normed = last_normed(params, cfg, stream, numerics=numerics)
+    return lambda: head_f32(params, cfg, normed, canonical_ops(cfg, numerics, used))
 
-    The last norm is worked out at once, in the program of the pass: XLA does not round what it hands from one to the other.
+
+def last_normed(params: Params, cfg: ModelConfig, stream: jax.Array, *, numerics: Numerics) -> jax.Array:
+    """The input `[R, D]` of the output head, given the stream `[G, W, D]` after the last layer.
+
+    It is to be worked out in the program of the pass: XLA does not round what it hands from one to the other.
     """
-    ops = canonical_ops(cfg, numerics, windows.used if windows.wanted is None else windows.wanted)
-    normed = ops.normed(stream.reshape(-1, stream.shape[-1]), params, "final_norm")
-    return lambda: head_f32(params, cfg, normed, ops)
+    return canonical_ops(cfg, numerics).normed(stream.reshape(-1, stream.shape[-1]), params, "final_norm")
+
+
+def embedded(params: Params, cfg: ModelConfig, tokens: jax.Array, positions: jax.Array, *, numerics: Numerics) -> jax.Array:
+    """The stream `[R, D]` before the first layer, of `tokens [R]` at `positions [R]`."""
+    x = scale_embeddings(cfg, lookup(params["embed"], tokens, numerics=numerics))
+    if cfg.learned_positions:
+        x = x + lookup(params["positions"], jnp.clip(positions, 0, cfg.max_position - 1), numerics=numerics)
+    return x
 
 
 def lookup(table: jax.Array, rows: jax.Array, *, numerics: Numerics) -> jax.Array:

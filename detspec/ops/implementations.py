@@ -37,6 +37,7 @@ class Operations(NamedTuple):
     copy_pages: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = gathers.copy_pages
     take: Callable[[jax.Array, jax.Array], jax.Array] = gathers.take
     draw: Callable[..., jax.Array] | None = None  # see `draws.draw`; None: as `sampler.draw` does it
+    leaves_out_rows: bool = False  # products and attention of rows that are not used take no time
 
 
 def operations(numerics: Numerics) -> Operations:
@@ -81,6 +82,7 @@ def _cpu(numerics: Numerics) -> Operations:
         moves.copy_pages,
         moves.take,
         partial(draws.draw, cache_dtype=numerics.cache_dtype),
+        leaves_out_rows=True,
     )
 
 

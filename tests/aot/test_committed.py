@@ -81,7 +81,8 @@ def engine_texts(*labels: str, only: str = "") -> list[str]:
     config = dataclasses.replace(CONFIG, schedule=SCHEDULE)
     programs = engine_programs(CFG, config, [PLANS[label] for label in labels], name="engine")
     # The first plan's program comes first, then the replays and prefill.
-    ordered = sorted(programs, key=lambda program: "read_sequences" not in program.name)
+    readers = ("read_sequences", "prefill_sequences")
+    ordered = sorted(programs, key=lambda program: not program.name.endswith(readers))
     placed = SingleDeviceSharding(device_of(H100))
     return [program.lower(placed).compile().as_text() for program in ordered if only in program.name]
 

@@ -52,6 +52,10 @@ SIZES = {"vocab_size": 2048, "d_model": 256, "num_layers": 1, "num_heads": 4, "n
 RANDOM_QWEN3 = with_fields(preset("qwen3_0_6b"), **SIZES, max_position=1024, tie_embeddings=False)
 
 
+PREFILL = "prefill_sequences"
+SHARED = {PREFILL: "read_sequences"}  # with XLA's products, prefill runs the program of the replays
+
+
 class Notebook(NamedTuple):
     """A program."""
 
@@ -60,15 +64,17 @@ class Notebook(NamedTuple):
 
 
 def engine(cfg: ModelConfig, label: str, *, place: int = 0, large: bool = False, **config: Any) -> Callable[[Target], Program]:
-    """The program of an engine whose name ends in `label`, the one at `place` of these; `large` has the passes of an audit."""
+    """The program of an engine whose name ends in `label`, the one at `place` of these; `large` has an audit's passes."""
 
     def make(device: Target) -> Program:
         settings = EngineConfig(**{"max_requests": 8, **config}, max_len=MAX_LEN, schedule=canonical_schedule(device, cfg))
         assert settings.schedule is not None
         plans = needed_plans(settings, settings.schedule, settings.max_requests, Needs(processing=False))
-        found = [program for program in engine_programs(cfg, settings, plans, name="") if program.name.endswith(label)]
+        programs = engine_programs(cfg, settings, plans, name="")
+        own = label if any(program.name.endswith(label) for program in programs) else SHARED[label]
+        found = [program for program in programs if program.name.endswith(own)]
         if not large:
-            return found[min(place, len(found) - 1)]  # with XLA's products, prefill runs the program of the replays
+            return found[place]
         schedule = large_passes(settings.schedule, MAX_LEN)
         assert schedule != settings.schedule
         return dataclasses.replace(found[place], static={**found[place].static, "schedule": schedule, "asked": PLAIN})
@@ -125,7 +131,7 @@ FIRST: Mapping[str, Notebook] = {
     "ngram": Notebook(engine(SHIPPED, " ngram", method="ngram", **DRAFTS), 2),  # a narrow pass and a wide one
     "self": Notebook(engine(SHIPPED, "8x8 self", method="self", **DRAFTS), 2),  # the fast path and the pass
     "int8": Notebook(engine(SHIPPED, "8x8 int8", method="int8", **DRAFTS), 2),
-    "prefill": Notebook(engine(with_fields(SHIPPED, num_layers=2), "read_sequences", place=1, method="none"), 1),
+    "prefill": Notebook(engine(with_fields(SHIPPED, num_layers=2), PREFILL, method="none"), 1),
     # Reading ahead: the backbone's two layers, the thinker twice, the compressor. Verification: these, and the compressor once
     # more. Replay: two layers.
     "thoughts": Notebook(engine(THINKER, "read_sequences", **READER), 5 + 6 + 2),

@@ -77,17 +77,23 @@ class FakeDevice:
                 is_made_up=entry.sampling.ignore_eos,  # as probes are: their pages hold what others wrote
             )
 
-    def prefill(self, placement, passes, *, schedule=None) -> None:
+    def prefill(self, placement, passes, *, schedule=None, answers=False):
         self.places |= self.waiting
         self.waiting = {}
         rows = int(passes) * self.schedule.budget.rows
         for place in np.flatnonzero(placement.in_use).tolist():
             held = self.places[place]
+            lacks = held.finish == RUNNING and held.length < len(held.tokens) - 1
             while rows and held.length < len(held.tokens) - 1:
                 self._write(placement, place, held.length)
                 held.length += 1
                 rows -= 1
+            if answers and lacks and rows:
+                self._commit(placement, place, 1)
+                held.num_passes += 1
+                rows -= 1
         self.clock.work()
+        return self._report(placement.of_all.chosen.tolist(), 0)
 
     def step(self, plan, placement, limits, *, wide_cost=None):
         chosen = [int(place) for place in placement.chosen]
@@ -112,7 +118,7 @@ class FakeDevice:
         return self._report(chosen, steps)
 
     prefill_all = prefill
-    may_prefill_apart = prefills_apart = shares_pages = True
+    may_prefill_apart = prefills_apart = may_answer = answers = shares_pages = True
     may_prefill_large = False
     acceptance_by_match_length: ClassVar[dict[int, float]] = {}
 
@@ -190,22 +196,26 @@ class FakeDevice:
             return
         for position in range(0, held.length, 7):  # some of what it has to find
             self._check(placement, place, position)
-        deterministic = held.sampling.deterministic
         before = len(held.tokens)
-        for _ in range(plan.most_tokens):
+        self._commit(placement, place, plan.most_tokens, off=0.0 if held.sampling.deterministic else plan.batch / 1024)
+        held.num_passes += not plan.ordinary
+        held.num_accepted += len(held.tokens) - before - 1
+
+    def _commit(self, placement, place: int, most: int, *, off: float = 0.0) -> None:
+        """Commits at most so many tokens of a sequence; log-probabilities are so far from canonical ones."""
+        held = self.places[place]
+        for _ in range(most):
             self._write(placement, place, held.length)
             held.length += 1
             position = len(held.tokens)
             held.tokens.append(self.next_token(held.tokens))
-            held.logprobs.append(-position / 64 - (0.0 if deterministic else plan.batch / 1024))
+            held.logprobs.append(-position / 64 - off)
             if held.tokens[-1] in held.stop_ids:
                 held.finish = STOP
             elif len(held.tokens) == held.limit:
                 held.finish = LENGTH
             if held.finish != RUNNING:
                 break
-        held.num_passes += not plan.ordinary
-        held.num_accepted += len(held.tokens) - before - 1
 
     def _slot(self, placement, place: int, position: int) -> tuple[int, int]:
         page = self.schedule.numerics.page

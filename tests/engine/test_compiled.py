@@ -185,11 +185,13 @@ def test_function_that_was_replaced_is_another_program(model, first, monkeypatch
         patch.setattr("detspec.sampler.logprobs_at", lambda logits, tokens, sum_row: jnp.full(tokens.shape, -1.0))
         programs.run_segment.clear_cache()
         programs.read_sequences.clear_cache()
+        programs.prefill_sequences.clear_cache()
         changed = answers(model, monkeypatch)
     assert [tokens for tokens, *_ in changed] == [tokens for tokens, *_ in first]
     assert set(np.frombuffer(b"".join(bits for _, bits, _ in changed), np.float32)) == {-1.0}
     programs.run_segment.clear_cache()
     programs.read_sequences.clear_cache()
+    programs.prefill_sequences.clear_cache()
     forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
 

@@ -32,9 +32,9 @@ def passes(monkeypatch) -> list[tuple[int, int]]:
     noted: list[tuple[int, int]] = []
     prefill = Device.prefill
 
-    def noting(device, placement, passes, *, schedule=None):
+    def noting(device, placement, passes, *, schedule=None, answers=False):
         noted.append(((schedule or device.schedule).budget.rows, passes))
-        prefill(device, placement, passes, schedule=schedule)
+        return prefill(device, placement, passes, schedule=schedule, answers=answers)
 
     monkeypatch.setattr(Device, "prefill", noting)
     return noted
@@ -73,11 +73,12 @@ def spoil_large(monkeypatch, fn) -> None:
     """Lets large passes leave `fn` of the floats that they should."""
     prefill = Device.prefill
 
-    def spoiling(device, placement, passes, *, schedule=None):
-        prefill(device, placement, passes, schedule=schedule)
+    def spoiling(device, placement, passes, *, schedule=None, answers=False):
+        report = prefill(device, placement, passes, schedule=schedule, answers=answers)
         if schedule == device.large:
             pools = jax.tree.map(fn, device.state.cache.pools)
             device.state = device.state.replace(cache=device.state.cache.replace(pools=pools))
+        return report
 
     monkeypatch.setattr(Device, "prefill", spoiling)
 

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from detspec.engine.compiled import PROGRAMS, ProgramCall, Programs
 from detspec.engine.engine import Engine
-from detspec.engine.programs import copy_pages, read_sequences, run_segment
+from detspec.engine.programs import copy_pages, prefill_sequences, read_sequences, run_segment
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import facts, make_engine
@@ -40,7 +40,7 @@ KINDS = (copied, committed, of_a_program, on_a_mesh_of_one, copied)
 
 
 def num_programs() -> int:
-    return sum(len(PROGRAMS.made_from(fn)) for fn in (read_sequences, run_segment, copy_pages))
+    return sum(len(PROGRAMS.made_from(fn)) for fn in (prefill_sequences, read_sequences, run_segment, copy_pages))
 
 
 def answers(engine: Engine) -> list[tuple]:

@@ -50,6 +50,7 @@ def texts(model: Model, schedule: Schedule) -> dict[str, str]:
     """
     config = EngineConfig(max_requests=3, max_len=64, method="ngram", schedule=schedule, compile_cache=False)
     device = Device(model, config)
+    device.prefills_apart = True
     needs = Needs(deterministic=True, ordinary=False, processing=True)
     plans = [plan for plan in needed_plans(config, device.schedule, 4, needs) if not plan.ordinary]
     found = {}
@@ -64,7 +65,7 @@ def texts(model: Model, schedule: Schedule) -> dict[str, str]:
 @pytest.mark.slow
 def test_programs_of_an_integer_model_only_move_floats():
     found = texts(both(CFG, random_model(CFG)).model, SCHEDULE)
-    assert {name.partition(" ")[0] for name in found} >= {"run_segment", "read_sequences"}
+    assert {name.partition(" ")[0] for name in found} >= {"run_segment", "read_sequences", "prefill_sequences"}
     for name, hlo in found.items():
         assert Counter((each.opcode, each.op_name) for each in on_floats(hlo) if each.opcode not in LOOKS) == Counter(), name
 

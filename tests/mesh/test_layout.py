@@ -13,7 +13,7 @@ from detspec.engine.compiled import PROGRAMS
 from detspec.engine.device import Device
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.programs import copy_pages, read_sequences, run_segment
+from detspec.engine.programs import copy_pages, prefill_sequences, read_sequences, run_segment
 from detspec.errors import InputError
 from detspec.mesh import fitting_chips, make_mesh, param_shardings, place_of
 from detspec.model.dense import with_fields
@@ -115,7 +115,7 @@ def test_chips_that_have_no_names_are_one():
 
 
 def num_programs() -> int:
-    return sum(len(PROGRAMS.made_from(fn)) for fn in (read_sequences, run_segment, copy_pages))
+    return sum(len(PROGRAMS.made_from(fn)) for fn in (prefill_sequences, read_sequences, run_segment, copy_pages))
 
 
 def test_new_weights_go_where_the_old_ones_lie_and_need_no_program():

@@ -37,9 +37,11 @@ class Recorded(FakeDevice):
         self.runs: list[tuple] = []
         self._random = random.Random(seed)
 
-    def prefill(self, placement, passes, *, schedule=None) -> None:
-        super().prefill(placement, passes, schedule=schedule)
+    def prefill(self, placement, passes, *, schedule=None, answers=False):
+        report = super().prefill(placement, passes, schedule=schedule, answers=answers)
         self.runs.append(("prefill", passes, placement.page_table.tobytes()))
+        report.is_ready = self._random.random() < 0.3
+        return report
 
     def step(self, plan, placement, limits, *, wide_cost=None):
         report = super().step(plan, placement, limits, wide_cost=wide_cost)
