@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from detspec.cache import KV, kv_pools, slot_bytes
 from detspec.config import ModelConfig, Rope, check_choice, check_counts, check_flags, check_numbers, is_count
@@ -196,18 +195,10 @@ class Attention:
         numerics = where.numerics
         places = where.places
         G, W = places.looking_from.shape
-        write = append_fn(numerics)
+        append = append_fn(numerics)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, KV]:
-            # A token whose keys or values are not finite breaks the tokens that attend to it, and no other: nan keys are masked
-            # with their scores, but nan values would reach tokens that mask them, as `0 * nan`.
-            sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
-            k = jnp.where(sound, k, jnp.nan)
-            v = jnp.where(sound, v, jnp.zeros_like(v))
-            written = KV(
-                k=write(pools.k, k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis),
-                v=write(pools.v, v, places.page_ids, places.slots),
-            )
+            written = append(pools, k, v, places.page_ids, places.slots)
             attended, lse = attention_and_lse(
                 q.reshape(G, W, -1, self.head_dim),
                 *written,

@@ -34,7 +34,7 @@ class RowOps(NamedTuple):
     norm: NormFn
     products_f32: LinearsFn
     experts_f32: ExpertsFn
-    sum_row: SumFn  # [..., n] -> [...]
+    sum_row: SumFn
     attend_fn: AttendSequenceFn = attend_sequence  # of whole sequences
     take: TakeFn = rows_of  # rows [...] of a table
     layer: int = 0  # whose products riders may change

@@ -3,45 +3,52 @@
 /* ---- sums over rows ---- */
 
 typedef struct {
-  const float *from;
+  const float *from, *by; /* products of both are added, if there are two */
   float *to;
   int64_t length;
 } Sums;
 
-/* sum [PARTS] = the sum of `vectors` times LANES numbers, by halves that are powers of two. */
-static void sum_vectors(const float *from, int64_t vectors, vf *sum) {
+/* sum [PARTS] = the sum of `vectors` times LANES numbers or products, by halves that are powers of two. */
+static void sum_vectors(const float *from, const float *by, int64_t vectors, vf *sum) {
   for (int part = 0; part < PARTS; part++) sum[part] = all(0.0f);
   if (vectors <= 8) {
-    for (int64_t i = 0; i < vectors; i++)
-      for (int part = 0; part < PARTS; part++) sum[part] += load_f32(from + i * LANES + part * WIDTH);
+    for (int64_t i = 0; i < vectors * LANES; i += LANES)
+      for (int part = 0; part < PARTS; part++) {
+        const vf numbers = load_f32(from + i + part * WIDTH);
+        sum[part] += by ? numbers * load_f32(by + i + part * WIDTH) : numbers;
+      }
     return;
   }
   int64_t half = 8;
   while (2 * half < vectors) half *= 2;
   vf rest[PARTS];
-  sum_vectors(from, half, sum);
-  sum_vectors(from + half * LANES, vectors - half, rest);
+  sum_vectors(from, by, half, sum);
+  sum_vectors(from + half * LANES, by ? by + half * LANES : NULL, vectors - half, rest);
   for (int part = 0; part < PARTS; part++) sum[part] += rest[part];
 }
 
 static void run_sum(const void *task, int64_t row) {
   const Sums *sums = task;
-  const float *from = sums->from + row * sums->length;
-  const int64_t whole = sums->length / LANES, rest = sums->length % LANES;
+  const int64_t whole = sums->length / LANES, rest_bytes = sums->length % LANES * (int64_t)sizeof(float);
+  const float *from = sums->from + row * sums->length, *by = sums->by ? sums->by + row * sums->length : NULL;
   vf sum[PARTS];
-  sum_vectors(from, whole, sum);
-  for (int part = 0; part < PARTS; part++)
-    sum[part] += (vf)load_bits((const char *)(from + whole * LANES), part, rest * (int64_t)sizeof(float));
+  sum_vectors(from, by, whole, sum);
+  for (int part = 0; part < PARTS; part++) {
+    const vf numbers = (vf)load_bits((const char *)(from + whole * LANES), part, rest_bytes);
+    sum[part] += by ? numbers * (vf)load_bits((const char *)(by + whole * LANES), part, rest_bytes) : numbers;
+  }
   sums->to[row] = sum_lanes(sum);
 }
 
-/* float32 [rows, n] -> sums of the rows, float32 [rows] */
+/* float32 [rows, n], or two of which products are added -> sums of the rows, float32 [rows] */
 XLA_FFI_Error *detspec_sum(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  if (args[0]->dtype != XLA_FFI_DataType_F32) return fail(frame, "detspec_sum: unsupported arguments");
+  const XLA_FFI_Buffer *last = args[frame->args.size - 1];
+  if (args[0]->dtype != XLA_FFI_DataType_F32 || last->dtype != XLA_FFI_DataType_F32)
+    return fail(frame, "detspec_sum: unsupported arguments");
   const int64_t rows = args[0]->dims[0], length = args[0]->dims[1];
-  const Sums sums = {args[0]->data, rets[0]->data, length};
+  const Sums sums = {args[0]->data, frame->args.size > 1 ? last->data : NULL, rets[0]->data, length};
   run_items(frame, rows * length >= ALONE, rows, run_sum, &sums);
   return NULL;
 }
@@ -50,10 +57,13 @@ XLA_FFI_Error *detspec_sum(XLA_FFI_CallFrame *frame) {
 
 #define MANY_LINES (1 << 10) /* of the cache, that one thread has written before another would have woken up */
 
+/* Keys or values of all rows on their way into pages. */
 typedef struct {
   Item *pages;
   const Item *new;
   const int32_t *page_ids, *slots;
+  const char *is_broken; /* rows that get numbers `in_place_of` theirs */
+  Item in_place_of;
   int64_t rows, kv_heads, given, size, page, slot_stride, head_stride;
 } Appending;
 
@@ -62,42 +72,84 @@ static void append_one(const Appending *a, int64_t r, int64_t kv) {
   Item *to = a->pages + (a->page_ids[r] * a->kv_heads + kv) * a->size * a->page + a->slots[r] * a->slot_stride;
   const Item *from = a->new + (r * a->kv_heads + kv) * a->given;
   for (int64_t h = 0; a->head_stride > 1 && h < a->size; h++) __builtin_prefetch(to + h * a->head_stride, 1);
-  for (int64_t h = 0; h < a->given; h++) to[h * a->head_stride] = from[h];
+  if (a->is_broken[r])
+    for (int64_t h = 0; h < a->given; h++) to[h * a->head_stride] = a->in_place_of;
+  else
+    for (int64_t h = 0; h < a->given; h++) to[h * a->head_stride] = from[h];
   for (int64_t h = a->given; h < a->size; h++) to[h * a->head_stride] = 0;
 }
 
-/* All rows of a KV head, one after the other: those without a token share a slot of scratch. */
-static void run_append(const void *task, int64_t kv) {
+/* All rows of a KV head, one after the other: those without a token share a slot of scratch. Keys come first. */
+static void run_append(const void *task, int64_t item) {
   const Appending *a = task;
+  const int64_t kv = item % a->kv_heads;
+  a += item / a->kv_heads;
   for (int64_t r = 0; r < a->rows; r++) append_one(a, r, kv);
 }
 
-/* (pages, new [R, K, H], page ids [R], slots [R]; slot_axis) -> pages, which lie where the argument lies. Heads of pages that
-   are longer than those of `new` end in zeros. */
+#define EXPONENT (DTYPE == F32 ? 0x7f800000u : DTYPE == BF16 ? 0x7f807f80u : 0x7c007c00u) /* of the numbers in four bytes */
+#define LEAST_EXPONENT (DTYPE == F32 ? 0x00800000u : DTYPE == BF16 ? 0x00800080u : 0x04000400u)
+#define NOT_A_NUMBER ((Item)(EXPONENT | EXPONENT >> 1))
+
+/* Whether some of `n` numbers are not finite: the exponent of one is all ones, and overflows into the sign if one is added. */
+static int has_broken(const Item *numbers, int64_t n) {
+  const int64_t num_bytes = n * ITEM_BYTES, step = PARTS * REGISTER_BYTES;
+  vu found = {0};
+  for (int64_t at = 0; at < num_bytes; at += step)
+    for (int part = 0; part < PARTS; part++)
+      found |= (load_bits((const char *)numbers + at, part, num_bytes - at) & EXPONENT) + LEAST_EXPONENT;
+  uint32_t any = 0;
+  for (int i = 0; i < WIDTH; i++) any |= found[i];
+  return (any & (EXPONENT + LEAST_EXPONENT)) != 0;
+}
+
+/* (key pages, value pages, keys [R, K, H], values [R, K, H], page ids [R], slots [R]; key_slot_axis) -> both pages, which lie where
+   the arguments lie. Heads of pages that are longer than those of rows end in zeros. Keys of a row that is not finite are nan, and
+   its values zeros: see `append_fn`. */
 XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  const XLA_FFI_Buffer *pages = rets[0], *new = args[1];
-  if (dtype_of(pages->dtype) != DTYPE || new->dtype != pages->dtype || args[0]->data != pages->data)
-    return fail(frame, "detspec_append: unsupported arguments");
-  const int keys = *(const int32_t *)attribute(frame, 0) == 3;
-  const int64_t kv_heads = pages->dims[1], size = pages->dims[keys ? 2 : 3], page = pages->dims[keys ? 3 : 2];
-  const Appending a = {
-      .pages = pages->data,
-      .new = new->data,
-      .page_ids = args[2]->data,
-      .slots = args[3]->data,
-      .rows = new->dims[0],
-      .kv_heads = kv_heads,
-      .given = new->dims[2],
-      .size = size,
-      .page = page,
-      .slot_stride = keys ? 1 : size,
-      .head_stride = keys ? page : 1,
-  };
-  const int64_t lines = a.rows * kv_heads * (keys ? size : whole_steps(size * ITEM_BYTES) / STEP_BYTES);
-  run_items(frame, lines >= MANY_LINES, kv_heads, run_append, &a);
-  return NULL;
+  const int64_t rows = args[2]->dims[0], kv_heads = args[2]->dims[1];
+  char *is_broken = malloc((size_t)rows);
+  if (!is_broken) return fail(frame, "detspec_append: out of memory");
+  Appending both[2];
+  int is_fit = 1;
+  int64_t lines = 0;
+  for (int i = 0; i < 2; i++) {
+    const XLA_FFI_Buffer *pages = rets[i], *new = args[2 + i];
+    const int turned = i == 0 && *(const int32_t *)attribute(frame, 0) == 3;
+    const int64_t size = pages->dims[turned ? 2 : 3], page = pages->dims[turned ? 3 : 2];
+    is_fit &= dtype_of(pages->dtype) == DTYPE && new->dtype == pages->dtype && args[i]->data == pages->data;
+    is_fit &= new->dims[0] == rows && new->dims[1] == kv_heads && pages->dims[1] == kv_heads;
+    both[i] = (Appending){
+        .pages = pages->data,
+        .new = new->data,
+        .page_ids = args[4]->data,
+        .slots = args[5]->data,
+        .is_broken = is_broken,
+        .in_place_of = i == 0 ? NOT_A_NUMBER : 0,
+        .rows = rows,
+        .kv_heads = kv_heads,
+        .given = new->dims[2],
+        .size = size,
+        .page = page,
+        .slot_stride = turned ? 1 : size,
+        .head_stride = turned ? page : 1,
+    };
+    lines += rows * kv_heads * (turned ? size : whole_steps(size * ITEM_BYTES) / STEP_BYTES);
+  }
+  if (is_fit) {
+    for (int64_t r = 0; r < rows; r++) {
+      is_broken[r] = 0;
+      for (int i = 0; i < 2; i++) {
+        const int64_t n = kv_heads * both[i].given;
+        is_broken[r] |= (char)has_broken(both[i].new + r * n, n);
+      }
+    }
+    run_items(frame, lines >= MANY_LINES, 2 * kv_heads, run_append, both);
+  }
+  free(is_broken);
+  return is_fit ? NULL : fail(frame, "detspec_append: unsupported arguments");
 }
 
 /* (values, scales, new [R, K, H], page ids [R], slots [R]; slot_axis) -> (values, scales), which lie where the arguments lie: the

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from detspec import cache
+from detspec.cache import KV
 from detspec.config import ModelConfig
 from detspec.ops import gathers
 from detspec.ops.attention import int8_pages
@@ -32,7 +32,7 @@ class Operations(NamedTuple):
     experts_f32: ExpertsFn  # the same products, with matrices that rows choose, see `experts.api.experts_fn`
     int8_linears_f32: LinearsFn = lambda x, weights, used: int8.linears_f32(x, weights)
     int8_experts_f32: ExpertsFn = lambda x, ids, weights, used: reference_experts.experts_f32(int8.linears_f32, x, ids, weights)
-    append: Callable[..., Any] = cache.append
+    append: Callable[..., KV] | None = None  # see `attention.api.append_fn`; None: by XLA
     append_int8: Callable[..., Any] = int8_pages.append
     copy_pages: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = gathers.copy_pages
     take: Callable[[jax.Array, jax.Array], jax.Array] = gathers.take

@@ -3,20 +3,20 @@
 XLA:CPU has no bfloat16 of its own: to write a few elements of an array, or to look them up, it converts all of it.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import Int8Pages
+from detspec.cache import KV, Int8Pages, numbers
 from detspec.native.library import kernel
 
 
-def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:
-    """See `cache.append`."""
-    call = _in_place("detspec_append", pages)
-    return call(pages, new.astype(pages.dtype), page_ids, slots, slot_axis=np.int32(slot_axis))
+def append(pools: KV, k: jax.Array, v: jax.Array, page_ids: jax.Array, slots: jax.Array, *, key_slot_axis: int) -> KV:
+    """See `attention.api.append_fn`."""
+    dtype = jnp.dtype(numbers(pools.v).dtype)
+    found = [jax.ShapeDtypeStruct(numbers(pages).shape, dtype) for pages in pools]
+    call = kernel("detspec_append", dtype, found, in_place={0: 0, 1: 1})
+    return KV(*call(*pools, k.astype(dtype), v.astype(dtype), page_ids, slots, key_slot_axis=np.int32(key_slot_axis)))
 
 
 def append_int8(pages: Int8Pages, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> Int8Pages:
@@ -28,16 +28,11 @@ def append_int8(pages: Int8Pages, new: jax.Array, page_ids: jax.Array, slots: ja
 
 def copy_pages(pages: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
     """Pages `source [n]` of `pages [num_pages, ...]` over pages `target [n]`; no target may be a source of another page."""
-    return _in_place("detspec_copy", pages)(pages, source, target)
+    result = jax.ShapeDtypeStruct(pages.shape, jnp.dtype(pages.dtype))
+    return kernel("detspec_copy", pages.dtype, result, in_place={0: 0})(pages, source, target)
 
 
 def take(table: jax.Array, rows: jax.Array) -> jax.Array:
     """`table[rows]` for `table [V, D]` and `rows [R]` int32; a row outside of the table is its nearest one."""
     taken = jax.ShapeDtypeStruct((rows.shape[0], table.shape[1]), table.dtype)
     return kernel("detspec_take", table.dtype, taken)(table, rows)
-
-
-def _in_place(function: str, pages: jax.Array) -> Callable[..., jax.Array]:
-    """The call of a function that changes `pages`, its first argument, where they lie."""
-    result = jax.ShapeDtypeStruct(pages.shape, jnp.dtype(pages.dtype))
-    return kernel(function, pages.dtype, result, in_place={0: 0})

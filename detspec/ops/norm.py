@@ -14,7 +14,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, sum_fn: SumFn, *, plus_
     Llama.
     """
     x_f32 = x.astype(jnp.float32)
-    mean_square = sum_fn(x_f32 * x_f32) / x.shape[-1]
+    mean_square = sum_fn(x_f32, x_f32) / x.shape[-1]
     normed_f32 = x_f32 * jax.lax.rsqrt(mean_square + eps)[..., None]
     scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
     if plus_one:

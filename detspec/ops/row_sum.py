@@ -16,13 +16,19 @@ import jax.numpy as jnp
 from detspec.native.library import kernel
 from detspec.schedule import Numerics
 
-SumFn = Callable[[jax.Array], jax.Array]  # [..., n] -> [...]
+SumFn = Callable[..., jax.Array]  # (x [..., n], or two of which it sums the products) -> [...]
 BLOCK = 128
 
 
-def fixed_sum(x: jax.Array) -> jax.Array:
-    """Sums `x [..., n]` over its last axis by a fixed tree of pairwise additions."""
-    return _halved(x, jnp.add, 0.0)
+def fixed_sum(x: jax.Array, *by: jax.Array) -> jax.Array:
+    """Sums `x [..., n]`, times what it is multiplied `by`, over its last axis by a fixed tree of pairwise additions."""
+    return _halved(_product(x, *by), jnp.add, 0.0)
+
+
+def _product(x: jax.Array, *by: jax.Array) -> jax.Array:
+    for factor in by:
+        x = x * factor
+    return x
 
 
 def elementwise_max(x: jax.Array) -> jax.Array:
@@ -41,16 +47,16 @@ def _halved(x: jax.Array, combine_fn: Callable[[jax.Array, jax.Array], jax.Array
     return jax.lax.squeeze(x, (x.ndim - 1,))
 
 
-def native_sum(x: jax.Array) -> jax.Array:
-    """Sums `x [..., n]` over its last axis in the backend's own order, which may depend on the other axes."""
-    return x.sum(-1)
+def native_sum(x: jax.Array, *by: jax.Array) -> jax.Array:
+    """As `fixed_sum` in the backend's own order, which may depend on the other axes."""
+    return _product(x, *by).sum(-1)
 
 
-def cpu_sum(x: jax.Array, *, cache_dtype: str) -> jax.Array:
-    """`fixed_sum` of float32 by a kernel in C, in an order of its own; the kernels for `cache_dtype` have it, too."""
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    call = kernel("detspec_sum", cache_dtype, jax.ShapeDtypeStruct(rows.shape[:1], jnp.float32))
-    return call(rows).reshape(x.shape[:-1])
+def cpu_sum(x: jax.Array, *by: jax.Array, cache_dtype: str) -> jax.Array:
+    """As `fixed_sum`, of float32 by a kernel in C, in an order of its own; the kernels for `cache_dtype` have it, too."""
+    rows = [each.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for each in (x, *by)]
+    call = kernel("detspec_sum", cache_dtype, jax.ShapeDtypeStruct(rows[0].shape[:1], jnp.float32))
+    return call(*rows).reshape(x.shape[:-1])
 
 
 def sum_fn(numerics: Numerics) -> SumFn:
@@ -71,7 +77,7 @@ def with_derivative(sum_row: SumFn) -> SumFn:
         return (jnp.broadcast_to(cotangent[..., None], (*cotangent.shape, n)),)
 
     total.defvjp(lambda x, n: (sum_row(x), None), backward)
-    return lambda x: total(x, x.shape[-1])
+    return lambda x, *by: total(_product(x, *by), x.shape[-1])
 
 
 def first_largest(x: jax.Array) -> jax.Array:

@@ -5,25 +5,44 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.cache import Int8Pages
+from detspec.cache import KV, Int8Pages
 from detspec.ops import moves
 from detspec.ops.attention import int8_pages
+from detspec.ops.attention.api import append_fn
+from detspec.schedule import Numerics
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("slot_axis", [2, 3])
-def test_append_writes_donated_pages_in_place_and_ends_heads_in_zeros(slot_axis, dtype):
-    K, H, page = 2, 16, 16
-    pages = jnp.full((3, K, page, H) if slot_axis == 2 else (3, K, H, page), 7, dtype)
-    new = jnp.arange(2 * K * 5, dtype=jnp.float32).reshape(2, K, 5)
-    address = pages.unsafe_buffer_pointer()
-    write = jax.jit(moves.append, static_argnames="slot_axis", donate_argnums=0)
-    written = write(pages, new, jnp.asarray([2, 1], jnp.int32), jnp.asarray([3, 15], jnp.int32), slot_axis=slot_axis)
-    assert written.unsafe_buffer_pointer() == address
-    expected = np.full((3, K, page, H), 7, np.float32)
-    for row, (page_id, slot) in enumerate([(2, 3), (1, 15)]):
-        expected[page_id, :, slot] = np.pad(np.asarray(new[row]), ((0, 0), (0, H - 5)))
-    np.testing.assert_array_equal(np.moveaxis(np.asarray(written, np.float32), slot_axis, 2), expected)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("key_slot_axis", [2, 3])
+def test_append_writes_donated_pages_in_place_and_what_xla_does(key_slot_axis, dtype):
+    """Heads of pages end in zeros. Of rows that are not finite, by a nan or an infinity anywhere, nothing else is written."""
+    K, H, page, R = 2, 16, 16, 12
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((R, K, 5)) for _ in range(2))
+    k[1, 0, 0], k[2, 1, 4], k[3, 0, 3], v[4, 1, 4], v[5, 0, 2] = np.nan, np.inf, -np.inf, -np.nan, np.inf
+    largest = float(jnp.finfo(dtype).max)
+    k[6, 0, 1], v[6, 1, 2], k[7], v[8] = largest, -largest, 0, -0.0
+    k, v = (jnp.asarray(x, dtype) for x in (k, v))
+    where = jnp.asarray(rng.permutation(3 * page)[:R], jnp.int32)
+    page_ids, slots = where // page, where % page
+
+    def pools() -> KV:
+        keys = (3, K, page, H) if key_slot_axis == 2 else (3, K, H, page)
+        return KV(jnp.full(keys, 7, dtype), jnp.full((3, K, page, H), 7, dtype))
+
+    implementation = {2: "pallas_gpu", 3: "reference"}[key_slot_axis]
+    by_xla = append_fn(Numerics(page=page, implementation=implementation, cache_dtype=str(jnp.dtype(dtype))))
+    expected = by_xla(pools(), k, v, page_ids, slots)
+    write = jax.jit(moves.append, static_argnames="key_slot_axis", donate_argnums=0)
+    mine = pools()
+    addresses = [pages.unsafe_buffer_pointer() for pages in mine]
+    written = write(mine, k, v, page_ids, slots, key_slot_axis=key_slot_axis)
+    assert [pages.unsafe_buffer_pointer() for pages in written] == addresses
+    for name, found, other in zip("kv", written, expected, strict=True):
+        assert np.asarray(found).tobytes() == np.asarray(other).tobytes(), name
+    by_slot = np.asarray(jnp.moveaxis(written.k, key_slot_axis, 2), np.float32)[page_ids, :, slots]
+    assert np.isnan(by_slot[1:6, :, :5]).all()
+    assert not np.isnan(by_slot[[0, *range(6, R)]]).any()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -19,7 +19,7 @@ LENGTHS = (1, 5, 64, 97, 688, 2048)
 @partial(jax.jit, static_argnames=("summed_by",))
 def sum_of_squares(x, *, summed_by):
     """As norms use it: the sum may be compiled into one loop with what comes before."""
-    return summed_by(x * x)
+    return summed_by(x, x)
 
 
 summed = jax.jit(fixed_sum)
@@ -73,6 +73,13 @@ def test_cpu_sum_equals_float64(length):
     x = np.random.default_rng(1).standard_normal((3, length), np.float32)
     # Of 2048, a number goes through 8 additions of vectors, 4 levels above them, the last vector, and 4 halvings.
     np.testing.assert_array_less(np.abs(cpu(x) - x.astype(np.float64).sum(-1)), 17 * 2.0**-24 * np.abs(x).sum(-1) + 1e-30)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_sums_of_products_have_the_bits_of_sums_of_rounded_products(length):
+    """A product that is added before it is rounded would give others."""
+    x, y = np.random.default_rng(3).standard_normal((2, 5, length), np.float32)
+    assert (bits(cpu(x, y)) == bits(cpu(x * y))).all()
 
 
 def test_cpu_sum_has_an_order_of_its_own():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.cache import Int8Pages
+from detspec.cache import KV, Int8Pages
 from detspec.ops import moves
 from detspec.ops.attention import cpu as attention
 from detspec.ops.attention.scores import Scores
@@ -52,6 +52,7 @@ INT8_PAGES = Int8Pages(np.zeros((SIZE, 4, 2, 16, 16), np.int8), np.zeros((SIZE, 
 attend = partial(
     attention.paged_attention, scores=Scores(0.25, None, None, False), numerics=Numerics(page=16, implementation="cpu")
 )
+append = partial(moves.append, key_slot_axis=3)
 CONTROL = "products of XLA with several weights"
 CASES = {
     CONTROL: Case(xla.linear_f32, (floats(16, 333, dtype=jnp.float32), floats(SIZE, 48, 333, dtype=jnp.float32)), (None, 0)),
@@ -71,6 +72,9 @@ CASES = {
         lambda x, ids: experts.int8_experts_f32(x, ids, [quantize(EXPERTS)]), (X, ints(SIZE, 5, 2, below=5)), (0, 0)
     ),
     "sums": Case(partial(cpu_sum, cache_dtype="bfloat16"), (floats(SIZE, 5, 77, dtype=jnp.float32),), (0,)),
+    "sums of products": Case(
+        partial(cpu_sum, cache_dtype="bfloat16"), tuple(floats(SIZE, 5, 77, dtype=jnp.float32) for _ in range(2)), (0, 0)
+    ),
     "attention": Case(
         attend, (floats(SIZE, 2, 4, 4, 16), KEYS, PAGES, ints(SIZE, 2, 2, below=4), ints(SIZE, 2, 4, below=32)), (0, 0, 0, 0, 0)
     ),
@@ -79,8 +83,8 @@ CASES = {
         (floats(SIZE, 2, 4, 4, 16), KEYS[0], PAGES[0], ints(2, 2, below=4), ints(2, 4, below=32)),
         (0, None, None, None, None),
     ),
-    "writing pages": Case(moves.append, (PAGES, NEW, *PLACES), (0, 0, None, None)),
-    "writing pages of one cache": Case(moves.append, (PAGES[0], NEW, *PLACES), (None, 0, None, None)),
+    "writing pages": Case(append, (KV(KEYS, PAGES), NEW, NEW, *PLACES), (0, 0, 0, None, None)),
+    "writing pages of one cache": Case(append, (KV(KEYS[0], PAGES[0]), NEW, NEW, *PLACES), (None, 0, 0, None, None)),
     "writing pages in int8": Case(moves.append_int8, (INT8_PAGES, NEW, *PLACES), (0, 0, None, None)),
     "copying pages": Case(moves.copy_pages, (PAGES, ints(SIZE, 1, below=2), 2 + ints(SIZE, 1, below=2)), (0, 0, 0)),
     "taking rows": Case(moves.take, (floats(SIZE, 9, 8), ints(SIZE, 4, below=9)), (0, 0)),

@@ -1,12 +1,12 @@
 """The contract of attention over a paged cache, and the choice of its implementation by name."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import Int8Pages, Pages, numbers
+from detspec.cache import KV, Int8Pages, Pages, append, numbers
 from detspec.errors import InputError
 from detspec.ops.attention.scores import Scores
 from detspec.ops.attention.tiles import NO_POSITION as NO_POSITION  # part of the contract
@@ -81,10 +81,27 @@ def beside_sinks(attended: jax.Array, lse: jax.Array, sinks: jax.Array) -> jax.A
     return attended * share[..., None]
 
 
-def append_fn(numerics: Numerics) -> Callable[..., Any]:
-    """`cache.append` as the implementation that `numerics` names does it; to pages in int8 `int8_pages.append`."""
+def append_fn(numerics: Numerics) -> Callable[..., KV]:
+    """Returns the function that writes keys and values `[R, K, H]` of token rows into the pools of a layer.
+
+    It is `(pools, k, v, page_ids [R], slots [R]) -> pools`. A token whose keys or values are not finite breaks the tokens that
+    attend to it, and no other. So its keys become nan, which is masked with their scores. Its values become zeros, since those
+    that are nan would reach tokens that mask them, as `0 * nan`.
+    """
     ops = operations(numerics)
-    return ops.append_int8 if numerics.cache_dtype == "int8" else ops.append
+    in_int8 = numerics.cache_dtype == "int8"
+    if ops.append is not None and not in_int8:
+        return partial(ops.append, key_slot_axis=numerics.key_slot_axis)
+    write: Callable[..., Pages] = ops.append_int8 if in_int8 else append
+
+    def append_sound(pools: KV, k: jax.Array, v: jax.Array, page_ids: jax.Array, slots: jax.Array) -> KV:
+        sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
+        return KV(
+            k=write(pools.k, jnp.where(sound, k, jnp.nan), page_ids, slots, slot_axis=numerics.key_slot_axis),
+            v=write(pools.v, jnp.where(sound, v, jnp.zeros_like(v)), page_ids, slots),
+        )
+
+    return append_sound
 
 
 def _check(
