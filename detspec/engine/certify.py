@@ -117,11 +117,8 @@ def _generated(probes: Probes, plan: Plan, *, wide_cost: float) -> _Generated:
 
 def _differs_from_anchor(probes: Probes, generated: _Generated) -> str:
     """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere."""
-    texts = {
-        place: GivenText(generated.tokens[place, : generated.committed[place]], start, len(probe.tokens))
-        for place, (probe, start) in enumerate(zip(probes.each, probes.replay_from(), strict=True))
-    }
-    anchor = probes.device.replay(probes.placement, texts, PLAIN)
+    texts = [tokens[:end] for tokens, end in zip(generated.tokens, generated.committed, strict=True)]
+    anchor = probes.device.replay(probes.placement, probes.given(texts), PLAIN)
     assert anchor.targets is not None
     assert anchor.target_logprobs is not None
     num = len(generated.tokens)
@@ -170,21 +167,19 @@ def certifies_answers(device: Device) -> bool:
     """Whether passes over made-up prompts give the tokens and log-probability bits after them that the anchor does."""
     if device.model.cfg.is_integer:
         return True
-    probes = Probes(device, min(NUM_PROBES, max(1, most_far(device))), far=True)
-    report = probes.start(answers=True)
-    assert report is not None
-    texts = {
-        place: GivenText(probe.tokens, start, len(probe.tokens))
-        for place, (probe, start) in enumerate(zip(probes.each, probes.replay_from(), strict=True))
-    }
-    anchor = device.replay(probes.placement, texts, PLAIN)
-    committed = report.progress.committed
-    places = [place for place, text in texts.items() if committed[place] > len(text.tokens)]
-    ends = [len(texts[place].tokens) for place in places]
-    pairs = (report.tokens, anchor.targets), (report.logprobs, anchor.target_logprobs)
-    return bool(places) and all(
-        same_bits(*(np.asarray(found)[places, ends] for found in (own, other))).all() for own, other in pairs
-    )
+    at_once = min(NUM_PROBES, max(1, most_far(device)))
+    pairs: list[tuple[Any, Any]] = []
+    for first in range(0, NUM_PROBES, at_once):
+        probes = Probes(device, at_once, far=True, first=first)
+        report = probes.start(answers=True)
+        assert report is not None
+        anchor = device.replay(probes.placement, probes.given([probe.tokens for probe in probes.each]), PLAIN)
+        ends = [len(probe.tokens) for probe in probes.each]
+        answered = [place for place, end in enumerate(ends) if report.progress.committed[place] > end]
+        at = answered, [ends[place] for place in answered]
+        of_both = (report.tokens, anchor.targets), (report.logprobs, anchor.target_logprobs)
+        pairs += [(np.asarray(own)[at], np.asarray(other)[at]) for own, other in of_both if answered]
+    return bool(pairs) and all(same_bits(own, other).all() for own, other in pairs)
 
 
 def certifies_large_prefill(device: Device) -> bool:

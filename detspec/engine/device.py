@@ -226,14 +226,13 @@ class Device:
         `answers`, which takes a device that `may_answer`, sequences that have caught up have their next token, too.
         """
         assert not answers or (self.may_answer and self.prefills_apart)
-        report = None
-        if self.prefills_apart:
-            self.state, report = self._run(self._prefill(placement, passes, schedule, answers=answers))
-        else:
-            _, self.state = self._run(self._read(self._catching_up(placement, passes), schedule, PLAIN))
+        apart = self.prefills_apart
+        work = ReadWork(self._requests, placement.of_all, np.int32(passes), self._no_texts)
+        call = self._prefill(placement, passes, schedule, answers=answers) if apart else self._read(work, schedule, PLAIN)
         self._take_out()
+        self.state, found = self._run(call)
         self.clock.work()
-        return report
+        return found if apart else None
 
     def prefill_all(self, placement: Placement, passes: int, *, answers: bool = False) -> Report | None:
         """As `prefill` where so many passes read whole prompts; large ones take the place of several if they are certified."""
@@ -277,7 +276,7 @@ class Device:
             packed.wanted_from[place] = text.wanted_from
         requests = pack_requests(self.state, entries, self.model.eos_ids) if entries else self._no_requests
         work = ReadWork(requests, placement.of_all, np.int32(NEVER), packed)
-        replayed, self.state = self._run(self._read(work, schedule, asked))
+        self.state, replayed = self._run(self._read(work, schedule, asked))
         self.clock.work()
         return replayed
 
@@ -325,9 +324,6 @@ class Device:
         nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.arange(B, dtype=np.int32))
         return ReadWork(self._no_requests, nowhere, np.int32(0), self._no_texts)
 
-    def _catching_up(self, placement: Placement, passes: int) -> ReadWork:
-        return ReadWork(self._requests, placement.of_all, np.int32(passes), self._no_texts)
-
     def check_copies(self, report: Report) -> None:
         """Raises `DivergenceError` if this process's chips hold other bits of a report, of which each has a copy."""
         for leaf in jax.tree.leaves(report):
@@ -368,7 +364,7 @@ class Device:
 
     def _read(self, work: ReadWork, schedule: Schedule | None, asked: Asked) -> ProgramCall:
         static: dict[str, Hashable] = {"schedule": schedule or self.schedule, "asked": asked}
-        return ProgramCall(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (COPIES, STATE))
+        return ProgramCall(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (STATE, COPIES))
 
     def _step(self, plan: Plan, placement: Placement, limits: Limits, wide_cost: float | None = None) -> ProgramCall:
         state = self.state if plan.ordinary else self.state.replace(draft=self.draft_state(plan.draft))

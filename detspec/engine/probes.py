@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
-from detspec.engine.device import Device
+from detspec.engine.device import Device, GivenText
 from detspec.engine.policy import Plan
 from detspec.engine.programs import Placement, Report
 from detspec.generation.loop import NEVER, Limits
@@ -162,10 +162,14 @@ class Probes:
             found = [*probe.tokens[probe.known :][-LOOKED_AT:], *spoiled][: probe.known]
             self.each[place] = probe._replace(tokens=[*found, *probe.tokens[len(found) :]])
 
-    def replay_from(self) -> list[int]:
-        """Position from which each probe's text can be replayed: thoughts are not replayed."""
+    def given(self, texts: Sequence[Sequence[int] | np.ndarray]) -> dict[int, GivenText]:
+        """The text of each probe, to be replayed from where it can: thoughts are not replayed."""
         cfg = self.device.model.cfg
-        return [len(probe.tokens) - 1 if thinks(cfg, probe.sampling) else probe.known for probe in self.each]
+        starts = [len(probe.tokens) - 1 if thinks(cfg, probe.sampling) else probe.known for probe in self.each]
+        return {
+            place: GivenText(text, start, len(probe.tokens))
+            for place, (probe, text, start) in enumerate(zip(self.each, texts, starts, strict=True))
+        }
 
     def _fill(self) -> None:
         """Makes up the keys and values of the first pages, by a prompt, and copies one of them to where a probe begins."""

@@ -32,7 +32,7 @@ class Placement(NamedTuple):
 
     page_table: Array  # [B, max_pages] int32
     in_use: Array  # [B] bool, places that hold a request
-    chosen: Array  # [b] int32, places to step, all different, those in use first; none for programs about all places
+    chosen: Array  # [b] int32, places to step, all different, those in use first
 
     @property
     def of_all(self) -> "Placement":
@@ -141,7 +141,7 @@ def prefill_sequences(
 @partial(Jitted, static_argnames=("cfg", "schedule", "asked"), donate_argnames=("state",))
 def read_sequences(
     params: Params, cfg: ModelConfig, state: GenState, work: ReadWork, *, schedule: Schedule, asked: Asked
-) -> tuple[Replayed, GenState]:
+) -> tuple[GenState, Replayed]:
     """Does as `prefill_sequences` without answers; or replays given texts. One of both is not used.
 
     The last token of a text is read only where targets are asked for, since it says nothing about the text.
@@ -164,7 +164,7 @@ def read_sequences(
     passed = after.replace(tokens=tokens, committed=committed)
     replayed, cache = read(params, cfg, passed, given, schedule=schedule, asked=asked, wanted_from=wanted_from)
     cache = cache.replace(length=jnp.maximum(after.cache.length, lacking.end))
-    return replayed, after.replace(cache=cache, live=jnp.where(is_replay, state.live, after.live))
+    return after.replace(cache=cache, live=jnp.where(is_replay, state.live, after.live)), replayed
 
 
 def _canonical(named: Mapping[str, Any]) -> Numerics | None:
