@@ -296,7 +296,7 @@ def test_programs_that_are_compiled_for_likeliest_tokens_are_those_that_run(mode
     monkeypatch.setattr(PROGRAMS, "start_behind", lambda some, cache: calls.extend(some))
     device.compile_replays()
     run = []
-    monkeypatch.setattr(device, "_run", lambda call: (run.append(call), (None, device.state))[1])
+    monkeypatch.setattr(device, "_run", lambda call: (run.append(call), (device.state, None))[1])
     placement = Placement(np.ones((2, device.max_pages), np.int32), np.ones(2, bool), np.arange(2, dtype=np.int32))
     texts = {0: GivenText([1, 2, 3], 1, 2)}
     for processing in (False, True):
