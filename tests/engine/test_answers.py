@@ -115,12 +115,14 @@ def test_stream_has_the_first_token_before_there_is_a_step(model, expected, repo
     assert len(reports) == 1  # the next token's, which is worked out while this one is looked at
 
 
-def test_answer_that_is_a_stop_token_ends_its_request(model, expected):
+def test_answer_that_is_a_stop_token_ends_its_request(model, expected, reports):
     first = expected[1][0][0]
     engine = answering(model)
+    reports.clear()
     sampling = SamplingParams(max_tokens=9, temperature=0.8, seed=1, stop_token_ids=(first,))
     [found] = engine.generate([PROMPTS[1]], sampling)
     assert (found.token_ids, found.finish_reason) == ((first,), "stop")
+    assert num_steps(reports) == 0
 
 
 def test_prompts_are_answered_while_others_decode(model, expected, monkeypatch):
@@ -141,10 +143,12 @@ def test_prompts_are_answered_while_others_decode(model, expected, monkeypatch):
     assert [passes for passes, answers in noted if answers] == [1] * len(noted)
 
 
-def test_sequences_that_were_preempted_are_answered_once_more(model, expected):
+def test_sequences_that_were_preempted_are_answered_once_more(model, expected, monkeypatch):
     engine = answering(model, num_pages=4)
+    noted = note_prefill(monkeypatch)
     assert list(map(facts, engine.generate(PROMPTS, some_sampling(6)))) == expected
     assert engine.num_preemptions
+    assert {answers for passes, answers in noted if passes} == {True}
 
 
 def test_requests_that_process_logits_get_their_first_token_from_a_step(model, monkeypatch):
@@ -168,7 +172,7 @@ def test_ordinary_requests_are_answered_where_others_have_certified_it(model, mo
     assert not alone.device.answers
 
 
-def test_prompts_that_are_thought_about_are_answered():
+def test_prompts_that_are_thought_about_are_answered(reports):
     params = random_thinker(THINKER_CFG)
     thinker = Model(THINKER_CFG, params, tokenizer=None, eos_ids=(), digest=digest_model(THINKER_CFG, params))
     prompts = [[token % 200 for token in 2 * prompt] for prompt in PROMPTS]
@@ -179,6 +183,9 @@ def test_prompts_that_are_thought_about_are_answered():
     engine = answering(thinker)
     assert any(thoughts for thoughts, _ in thoughts_and_facts(engine))
     assert thoughts_and_facts(engine) == thoughts_and_facts(engine_of(thinker))
+    reports.clear()
+    engine.generate([prompts[1]], SamplingParams(max_tokens=5, ignore_eos=True))
+    assert num_steps(reports) == 4
 
 
 def spoil(monkeypatch) -> None:

@@ -178,6 +178,20 @@ def test_segment_of_prompts_alone_prefills_all_of_them_first():
     assert (segment.rounds, segment.prefill_passes, segment.num_steps) == (1, 3, 64)
 
 
+def test_segment_of_prompts_that_passes_answer_begins_with_them_and_has_a_step_less():
+    """64 tokens that the cache lacks and the last one are 5 windows, two passes; without answers they are one pass."""
+    plan = plan_of(8, 1)
+    answered = segment_of(plan, behind=(64,), ready=0, answers=True)
+    assert (answered.rounds, answered.prefill_passes, answered.num_prefill_passes, answered.steps) == (0, 2, 2, 63)
+    assert answered.most_gain(1) == 64
+    others = segment_of(plan, behind=(64,), ready=0)
+    assert (others.rounds, others.num_prefill_passes, others.most_gain(1)) == (1, 1, 64)
+    beside = segment_of(plan, behind=(64,), ready=7, answers=True)
+    assert (beside.rounds, beside.num_steps, beside.most_gain(1)) == (2, 64, 65)  # what was read gains one more
+    assert not segment_of(plan, answers=True).answers  # nothing is read
+    assert segment_of(plan, behind=(64,), ready=0, answers=True, segment_steps=1).steps == 0  # a stream's first token
+
+
 def test_segment_with_prompts_beside_decoding_rows_takes_turns():
     """No decoding request waits for more than one pass: three times a pass and a step, then all decode."""
     segment = segment_of(plan_of(8, 1), behind=(100, 30), ready=6)
