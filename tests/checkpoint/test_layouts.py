@@ -15,7 +15,7 @@ from detspec.checkpoint.families.family import TensorNames, respelled
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, read_params
 from detspec.checkpoint.layout import Layout, in_layer
-from detspec.checkpoint.shards import Source, Tensor, read_block
+from detspec.checkpoint.shards import Arena, Source, Tensor, read_block
 from detspec.checkpoint.tensors import named_tensors, stored_tensors
 from detspec.errors import InputError
 
@@ -135,7 +135,7 @@ def test_every_block_has_the_numbers_of_the_whole(tmp_path: Path, form: str, mon
             for axis, size in enumerate(array.shape):
                 for part in ((0, size // 2), (size // 3, size), (size - 1, size)):  # the second one cuts a head
                     block = tuple(part if i == axis else (0, whole) for i, whole in enumerate(array.shape))
-                    (found,), infinite = read_block(folder, source, block)
+                    (found,), infinite = read_block(folder, source, block, Arena())
                     expected = array.astype(np.float32)[tuple(slice(*bounds) for bounds in block)]
                     assert (found.tobytes(), infinite) == (expected.tobytes(), []), (piece_bytes, block)
 
@@ -151,10 +151,10 @@ def test_weights_in_turns_are_read_in_one_go(tmp_path: Path, form: str):
     likes = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
     block = tuple((0, size) for size in shapes[0])
     with counting_reads() as together:
-        read_block(folder, Source([Tensor("", header, None, layout, cuts)], likes), block)
+        read_block(folder, Source([Tensor("", header, None, layout, cuts)], likes), block, Arena())
     with counting_reads() as alone:
         for cut in cuts:
-            read_block(folder, Source([Tensor("", header, None, layout, (cut,))], likes[:1]), block)
+            read_block(folder, Source([Tensor("", header, None, layout, (cut,))], likes[:1]), block, Arena())
     assert sum(together) == header.size
     assert sum(alone) == len(cuts) * header.size
 

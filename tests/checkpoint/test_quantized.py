@@ -22,7 +22,7 @@ from detspec.checkpoint.hf import load_hf, read_hf_config
 from detspec.checkpoint.layout import in_layer
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, gather_quantized
-from detspec.checkpoint.shards import Source, Tensor, read_block
+from detspec.checkpoint.shards import Arena, Source, Tensor, read_block
 from detspec.checkpoint.tensors import named_tensors
 from detspec.errors import InputError
 from tests.checkpoint.quantizers import CFG, FORMATS, GROUP, compressed, gptq_config, make_quantized
@@ -74,7 +74,7 @@ def test_every_block_has_the_bits_of_the_whole(tmp_path: Path, name: str, monkey
     for numbers in (1, quantized.PIECE_NUMBERS):  # the smallest pieces, and one for all
         monkeypatch.setattr(quantized, "PIECE_NUMBERS", numbers)
         for block in BLOCKS:
-            (array,), infinite = read_block(tmp_path / "model", source, block)
+            (array,), infinite = read_block(tmp_path / "model", source, block, Arena())
             (top, bottom), (left, right) = block
             assert array.tobytes() == expected[top:bottom, left:right].tobytes(), block
             assert infinite == []
@@ -88,7 +88,7 @@ def test_fused_rows_have_the_bits_of_the_whole(tmp_path: Path, name: str):
     layout = in_layer("q", "k")
     for cut, rows in zip(layout.cuts([(5, 72), (27, 72)]), (expected[:5], expected[5:]), strict=True):
         source = Source([Tensor("", matrix, None, layout, (cut,))], (jax.ShapeDtypeStruct(rows.shape, np.float32),))
-        (array,), _ = read_block(tmp_path / "model", source, tuple((0, size) for size in rows.shape))
+        (array,), _ = read_block(tmp_path / "model", source, tuple((0, size) for size in rows.shape), Arena())
         assert array.tobytes() == rows.tobytes()
 
 
@@ -102,7 +102,7 @@ def test_rows_in_turns_have_the_bits_of_the_whole(tmp_path: Path, name: str, mon
     )
     for numbers in (1, quantized.PIECE_NUMBERS):
         monkeypatch.setattr(quantized, "PIECE_NUMBERS", numbers)
-        arrays, _ = read_block(tmp_path / "model", source, ((0, 16), (0, 72)))
+        arrays, _ = read_block(tmp_path / "model", source, ((0, 16), (0, 72)), Arena())
         assert [array.tobytes() for array in arrays] == [expected[:, i].tobytes() for i in (0, 1)]
 
 
@@ -111,7 +111,7 @@ def test_quantized_experts_in_tensors_of_their_own_have_their_bits(tmp_path: Pat
     expected = make_quantized(name, tmp_path / "model")[LAYER + "weight"]
     matrix = gather(tmp_path / "model", name)[LAYER + "weight"]
     like = jax.ShapeDtypeStruct((2, 32, 72), np.float32)
-    (array,), _ = read_block(tmp_path / "model", Source([Tensor("", matrix, 1)], (like,)), ((1, 2), (0, 32), (0, 72)))
+    (array,), _ = read_block(tmp_path / "model", Source([Tensor("", matrix, 1)], (like,)), ((1, 2), (0, 32), (0, 72)), Arena())
     assert array.tobytes() == expected.tobytes()
 
 
