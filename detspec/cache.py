@@ -155,8 +155,11 @@ def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: 
 
 
 def _zeros(pool: Pool) -> jax.Array:
-    """The array of a pool; made on the device, by one program for each shape."""
-    return jax.lax.broadcast(filled((), 0, pool.dtype), pool.shape)
+    """The array of a pool; made on the device, by one program for each shape, which for a CPU takes longer than a copy."""
+    zero = filled((), 0, pool.dtype)
+    if jax.default_backend() == "cpu" and not isinstance(zero, jax.core.Tracer):
+        return jax.device_put(np.zeros(pool.shape, pool.dtype))
+    return jax.lax.broadcast(zero, pool.shape)
 
 
 def _is_pool(node: Any) -> bool:

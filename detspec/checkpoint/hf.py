@@ -8,7 +8,7 @@
 All that is wrong is gathered and raised as one `InputError`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,13 @@ from detspec.checkpoint.which_family import find_family, find_wrapper
 from detspec.config import MAX_LAYERS, ModelConfig, is_count
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
-from detspec.model.params import Params, param_shapes
+from detspec.model.params import Params, param_shapes, params_bytes
 from detspec.say import say
 
 Tensors = dict[str, Header | Quantized]  # by the names of weights
 
 PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
+QUICK_BYTES = 1 << 28  # fewer are read before that, and making a bar takes 50 ms: it imports multiprocessing for a lock
 
 
 def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params]:
@@ -272,12 +273,14 @@ def read_params(folder: Path, wanted: dict[str, Stored], shapes: Params, tensors
         for weights, places in alike[paths]:
             made_of.setdefault(weights, []).append(Tensor(name, tensors[name], part, layout, places))
     sources = [Source(made, tuple(leaf_at(shapes, path) for path in paths)) for paths, made in made_of.items()]
-    with tqdm(total=len(sources), desc=f"loading {folder.name}", unit=" weights", delay=PATIENCE_S, leave=False) as bar:
-        for paths, (arrays, infinite) in zip(made_of, read_arrays(folder, sources), strict=True):
-            problems.extend(f"tensor {name} holds NaN or infinite weights as {arrays[0].dtype}" for name in infinite)
-            for (*parents, last), array in zip(paths, arrays, strict=True):
-                leaf_at(params, parents)[last] = array
-            bar.update()
+    read: Iterable[Any] = zip(made_of, read_arrays(folder, sources), strict=True)
+    if params_bytes(shapes) >= QUICK_BYTES:
+        desc = f"loading {folder.name}"
+        read = tqdm(read, desc, total=len(sources), unit=" weights", delay=PATIENCE_S, leave=False)
+    for paths, (arrays, infinite) in read:
+        problems.extend(f"tensor {name} holds NaN or infinite weights as {arrays[0].dtype}" for name in infinite)
+        for (*parents, last), array in zip(paths, arrays, strict=True):
+            leaf_at(params, parents)[last] = array
     return params
 
 
