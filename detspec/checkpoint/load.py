@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from detspec.checkpoint.arena import moved
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.folder import SHIPPED_MODELS, find_folder, is_shipped, read_eos_ids, read_sampling_defaults
 from detspec.config import ModelConfig
@@ -155,6 +156,8 @@ def load(
         params = put(integer_params(in_floats, params, cfg.activation_bits), place, param_specs(cfg))
     elif cfg.weights is not None:
         params = quantized(params, in_floats, free=True)
+    if digest is not None or loading != AS_IT_IS:
+        params = moved(params)  # others were read to where they stay
     if digest is None or loading != AS_IT_IS:
         digest = digest_model(cfg, params)
     tokenizer_path = folder / "tokenizer.json"

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import itertools
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.checkpoint.arena import Arena
 from detspec.checkpoint.blocks import Block, block_shape, local_blocks, local_shards, runs, whole_block
 from detspec.checkpoint.files import FILE_DTYPES, QUANTIZED_DTYPES, Header
 from detspec.checkpoint.layout import WHOLE, Cut, Layout
@@ -34,9 +34,6 @@ from detspec.errors import InputError
 
 READERS = 2  # threads; reading and checking let each other run
 PIECE_BYTES = 1 << 20
-ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
-HUGE_PAGE = 2 << 20  # bytes
-PIECE_OF_ARENA = 64 << 20  # bytes
 
 ALL_DTYPES = FILE_DTYPES | QUANTIZED_DTYPES
 
@@ -68,30 +65,6 @@ class Source(NamedTuple):
 
     tensors: list[Tensor]
     likes: tuple[jax.ShapeDtypeStruct, ...]
-
-
-class Arena:
-    """Host memory for weights, cut off large pieces that jax takes over on a CPU without a copy.
-
-    For pieces from 4 MB on, numpy asks Linux for huge pages. Most weights are smaller, and with pages of 4 KB a processor waits
-    to learn where they lie: steps of 1 to 8 requests take 5 % longer.
-    """
-
-    def __init__(self) -> None:
-        """Begins with no memory."""
-        self._rest = np.empty(0, np.uint8)
-        self._lock = threading.Lock()
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array whose numbers are not set yet. Its piece is freed with the last array that lies there."""
-        size = math.prod(shape) * dtype.itemsize
-        with self._lock:
-            if size > self._rest.size:
-                usable = max(size, PIECE_OF_ARENA)
-                piece = np.empty(usable + HUGE_PAGE, np.uint8)
-                self._rest = piece[-piece.ctypes.data % HUGE_PAGE :][:usable]
-            memory, self._rest = self._rest[:size], self._rest[-(-size // ALIGNMENT) * ALIGNMENT :]
-        return memory.view(dtype).reshape(shape)
 
 
 def read_arrays(folder: Path, sources: list[Source]) -> Iterator[tuple[list[jax.Array], list[str]]]:

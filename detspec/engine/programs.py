@@ -37,8 +37,9 @@ class Placement(NamedTuple):
     @property
     def of_all(self) -> "Placement":
         """This placement with all places chosen, these first: programs about all are the same for any number of them."""
-        chosen = np.asarray(self.chosen)
-        return self._replace(chosen=np.concatenate([chosen, np.setdiff1d(np.arange(len(self.in_use)), chosen)], dtype=np.int32))
+        others = np.ones(len(self.in_use), bool)
+        others[self.chosen] = False
+        return self._replace(chosen=np.concatenate([self.chosen, np.flatnonzero(others)], dtype=np.int32))
 
 
 class StepParams(NamedTuple):

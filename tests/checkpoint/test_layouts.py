@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from detspec.checkpoint.arena import Arena
 from detspec.checkpoint import shards
 from detspec.checkpoint.families.family import TensorNames, respelled
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, read_params
 from detspec.checkpoint.layout import Layout, in_layer
-from detspec.checkpoint.shards import Arena, Source, Tensor, read_block
+from detspec.checkpoint.shards import Source, Tensor, read_block
 from detspec.checkpoint.tensors import named_tensors, stored_tensors
 from detspec.errors import InputError
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.checkpoint.arena import Arena
 from detspec.checkpoint import quantized
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.families.family import LLAMA_NAMES
@@ -22,7 +23,7 @@ from detspec.checkpoint.hf import load_hf, read_hf_config
 from detspec.checkpoint.layout import in_layer
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, gather_quantized
-from detspec.checkpoint.shards import Arena, Source, Tensor, read_block
+from detspec.checkpoint.shards import Source, Tensor, read_block
 from detspec.checkpoint.tensors import named_tensors
 from detspec.errors import InputError
 from tests.checkpoint.quantizers import CFG, FORMATS, GROUP, compressed, gptq_config, make_quantized

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint import shards
+from detspec.checkpoint.arena import Arena
 from detspec.checkpoint.files import Header
 from detspec.checkpoint.hf import load_hf, save_hf
-from detspec.checkpoint.shards import READERS, Arena, Source, Tensor, read_arrays
+from detspec.checkpoint.shards import READERS, Source, Tensor, read_arrays
 from tests.checkpoint.on_eight_devices import CFG, DOWN, HEAD, IN_OUR_FOLDERS, QUANTIZED_LAYOUTS, make_params
 
 pytestmark = pytest.mark.slow
@@ -221,20 +221,3 @@ def test_array_on_a_cpu_is_the_memory_that_was_read(tmp_path: Path, monkeypatch:
     params = load_hf(tmp_path / "model")[1]
     assert sorted(leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)) == sorted(places)
     assert jax.device_put(params["embed"] + 1).unsafe_buffer_pointer() not in places
-
-
-def test_arrays_of_an_arena_lie_apart_in_memory_that_is_freed_with_the_last(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "PIECE_OF_ARENA", 4096)
-    arena = Arena()
-    arrays = [arena.empty((size,), np.dtype(np.float32)) for size in (100, 1, 0, 2000, 17)]  # the fourth has its own piece
-    for i, array in enumerate(arrays):
-        array[:] = i
-    assert [set(array.tolist()) for array in arrays] == [{0}, {1}, set(), {3}, {4}]
-    assert all(array.ctypes.data % shards.ALIGNMENT == 0 for array in arrays)
-    pieces = [weakref.ref(array.base) for array in arrays]
-    assert pieces[0]() is pieces[1]()
-    assert pieces[0]() is not pieces[3]()
-    del array, arrays[0]
-    assert pieces[0]() is not None
-    arrays.clear()
-    assert pieces[0]() is None
