@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.arena import Arena
 from detspec.checkpoint import shards
+from detspec.checkpoint.arena import Arena
 from detspec.checkpoint.families.family import TensorNames, respelled
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, read_params

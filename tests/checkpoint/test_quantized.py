@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.checkpoint.arena import Arena
 from detspec.checkpoint import quantized
+from detspec.checkpoint.arena import Arena
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.families.family import LLAMA_NAMES
 from detspec.checkpoint.files import Header, Problems, read_headers
