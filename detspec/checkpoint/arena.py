@@ -34,7 +34,8 @@ class Arena:
                 usable = max(size, PIECE)
                 piece = np.empty(usable + HUGE_PAGE, np.uint8)
                 self._rest = piece[-piece.ctypes.data % HUGE_PAGE :][:usable]
-            memory, self._rest = self._rest[:size], self._rest[-(-size // ALIGNMENT) * ALIGNMENT :]
+            memory = self._rest[:size]
+            self._rest = self._rest[-(-size // ALIGNMENT) * ALIGNMENT :]
         return memory.view(dtype).reshape(shape)
 
 
