@@ -181,6 +181,29 @@ def test_bits_of_processors_that_widen_weights_are_the_same_for_narrow_and_wide_
 
 @pytest.mark.slow
 @pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+def test_gates_have_the_same_bits_for_narrow_and_wide_registers(dtype):
+    numbers = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.float16}[dtype]
+    rng = np.random.default_rng(0)
+    gate_f32, up_f32 = (4 * rng.standard_normal((233, 211), np.float32) for _ in range(2))
+    x, gate, up = (jnp.asarray(rng.standard_normal((233, 300)) / 8, numbers) for _ in range(3))
+    found: dict[tuple[str, int], list[np.ndarray]] = {}
+    for march in ("native", "haswell", "x86-64-v2"):
+        for function, args, width in (("gate", (gate_f32, up_f32), 211), ("linear", (x, gate, up), 233)):
+            name = f"test_{function}_as_gate_{dtype}_{march}"
+            kernel = getattr(compiled_for(march, dtype), f"detspec_{function}")
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(kernel), platform="cpu")
+            call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((233, width), numbers))
+            for activation in (0, 1):
+                y = np.asarray(call(*args, activation=np.int32(activation)))
+                found.setdefault((function, activation), []).append(y.view(f"u{y.itemsize}"))
+    for narrow_and_wide in found.values():
+        assert all((each == narrow_and_wide[0]).all() for each in narrow_and_wide)
+    assert (found["gate", 0][0] != found["gate", 1][0]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
 @pytest.mark.parametrize("rows", [37, 500])  # those of an expert are turned from 192 on
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 def test_products_with_experts_have_the_bits_of_single_ones_for_narrow_and_wide_registers(dtype, rows):

@@ -29,7 +29,7 @@ from detspec.model.experts import MixtureOfExperts
 from detspec.model.rows import NORM_FNS, canonical_ops
 from detspec.ops.attention.api import append_fn, paged_attention
 from detspec.ops.attention.scores import Scores
-from detspec.ops.linear.api import linear_fn
+from detspec.ops.linear.api import gate_fn, linear_fn
 from detspec.ops.rope import apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import sum_fn
 from detspec.sampler import logprobs_at
@@ -144,7 +144,7 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> I
         return apply_rope(x.astype(dtype)[:, None, :], rope_rotation(position, frequencies))[:, 0]
 
     def gated(x: jax.Array) -> jax.Array:
-        return jax.nn.silu(x.astype(dtype)) * x.astype(dtype)
+        return gate_fn(numerics)(x, x, activation="silu", dtype=dtype)
 
     pinned = numerics.linear == "pinned"
     own = f"{numerics.linear}, {numerics.implementation}" if pinned else "XLA, held still" if _options(numerics) else "XLA"

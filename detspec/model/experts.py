@@ -9,10 +9,11 @@ import numpy as np
 
 from detspec.config import ModelConfig, check_choice, check_counts, check_flags, check_numbers
 from detspec.errors import InputError
-from detspec.model.mlp import ACTIVATION_FNS, GatedMLP
+from detspec.model.mlp import GatedMLP
 from detspec.model.rows import RowOps
 from detspec.model.weights import Experts, Weights, residual, weight, zeros
 from detspec.ops import collectives
+from detspec.ops.gate import ACTIVATION_FNS
 from detspec.ops.linear.api import biased
 from detspec.ops.rounding import rounded
 from detspec.ops.row_sum import elementwise_max
@@ -116,10 +117,8 @@ class MixtureOfExperts:
         """The chosen experts of rows `x [..., D]`, and what all rows share."""
         rows = x.reshape(-1, x.shape[-1])
         ids, weights_f32 = self.route(params, rows, ops)
-        gate_f32, up_f32 = ops.experts_f32(rows, ids, params["experts_gate"], params["experts_up"])
-        gate_f32 = _with_bias(gate_f32, params, "gate", ids, ops)
-        inner_f32 = self._gated(gate_f32, _with_bias(up_f32, params, "up", ids, ops))
-        (each_f32,) = ops.experts_f32(collectives.gather(inner_f32.astype(x.dtype)), ids, params["experts_down"])
+        inner = collectives.gather(self._gated(params, rows, ids, ops))
+        (each_f32,) = ops.experts_f32(inner, ids, params["experts_down"])
         each_f32 = rounded(_with_bias(each_f32, params, "down", ids, ops) * weights_f32[..., None], jnp.float32)
         out_f32 = in_order(each_f32)
         out = collectives.gather(out_f32.astype(x.dtype)).reshape(x.shape)
@@ -143,12 +142,20 @@ class MixtureOfExperts:
             chosen_f32 = chosen_f32 / in_order(chosen_f32)[:, None]
         return ids, chosen_f32 if self.scale == 1 else chosen_f32 * np.float32(self.scale)
 
-    def _gated(self, gate_f32: jax.Array, up_f32: jax.Array) -> jax.Array:
+    def _gated(self, params: dict[str, Any], rows: jax.Array, ids: jax.Array, ops: RowOps) -> jax.Array:
+        """Returns what goes through the gates of the experts `ids [R, k]` of `rows [R, D]`: `[R, k, F]`."""
+        gate = params["experts_gate"]
+        up = params["experts_up"]
+        if not self.bias and self.clamp is None:
+            return ops.gated_experts(rows, ids, self.activation, gate, up)
+        gate_f32, up_f32 = ops.experts_f32(rows, ids, gate, up)
+        gate_f32 = _with_bias(gate_f32, params, "gate", ids, ops)
+        up_f32 = _with_bias(up_f32, params, "up", ids, ops)
         if self.clamp is None:
-            return ACTIVATION_FNS[self.activation](gate_f32) * up_f32
+            return ops.gate(gate_f32, up_f32, activation=self.activation, dtype=rows.dtype)
         gate_f32 = jnp.minimum(gate_f32, np.float32(self.clamp))
         up_f32 = jnp.clip(up_f32, np.float32(-self.clamp), np.float32(self.clamp))
-        return (up_f32 + 1) * (gate_f32 * jax.nn.sigmoid(gate_f32 * np.float32(1.702)))
+        return ((up_f32 + 1) * (gate_f32 * jax.nn.sigmoid(gate_f32 * np.float32(1.702)))).astype(rows.dtype)
 
     def _of_best_groups(self, preferred_f32: jax.Array) -> jax.Array:
         """`preferred_f32 [R, E]` with minus infinity outside of the groups that a row may choose from."""

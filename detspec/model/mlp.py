@@ -1,8 +1,6 @@
 """The MLP as the feed-forward part of a layer, with a gate or without."""
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,15 +10,8 @@ from detspec.config import ModelConfig, check_choice, check_counts, check_flags
 from detspec.model.rows import RowOps
 from detspec.model.weights import Weights, residual, weight, zeros
 from detspec.ops import collectives
+from detspec.ops.gate import ACTIVATION_FNS
 from detspec.ops.linear.api import biased
-
-ACTIVATION_FNS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "relu": jax.nn.relu,
-    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +53,12 @@ class GatedMLP:
         def with_bias(y_f32: jax.Array, name: str) -> jax.Array:
             return biased(y_f32, collectives.own(params[f"{name}_bias"]), jnp.float32) if self.bias else y_f32
 
-        products = ops.linears_f32(x, **{name: params[name] for name in self.inner})
-        first_f32, *up_f32 = map(with_bias, products, self.inner)
-        inner_f32 = ACTIVATION_FNS[self.activation](first_f32)
-        inner = collectives.gather((inner_f32 * up_f32[0] if up_f32 else inner_f32).astype(x.dtype))
+        matrices = {name: params[name] for name in self.inner}
+        if self.gated and not self.bias:
+            inner = ops.gated(x, self.activation, **matrices)
+        else:
+            inner_f32 = tuple(map(with_bias, ops.linears_f32(x, **matrices), self.inner))
+            how = {"activation": self.activation, "dtype": x.dtype}
+            inner = ops.gate(*inner_f32, **how) if self.gated else ACTIVATION_FNS[self.activation](*inner_f32).astype(x.dtype)
+        inner = collectives.gather(inner)
         return collectives.gather(with_bias(ops.linear_f32(inner, down=params["down"]), "down").astype(x.dtype))

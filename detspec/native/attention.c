@@ -41,28 +41,6 @@ typedef struct {
   int32_t sliding_window;
 } Attention;
 
-/* exp(x) - 1 without `plus`, else exp(x). */
-INLINE vf exponential(vf x, float plus) {
-  const vf low = all(-87.0f), high = all(88.0f), magic = all(0x1.8p23f);
-  vf in = choose(x < low, low, choose(x > high, high, x));
-  vf shifted = multiply_add(in, all(0x1.715476p0f), magic); /* its last bits are the power of two */
-  vf power = shifted - magic;
-  vf r = multiply_add(power, all(-0x1.62e4p-1f), in); /* ln 2 in two parts; |r| <= ln(2) / 2 */
-  r = multiply_add(power, all(-0x1.7f7d1cp-20f), r);
-  vf series = all(1.0f / 5040);
-  series = multiply_add(series, r, all(1.0f / 720));
-  series = multiply_add(series, r, all(1.0f / 120));
-  series = multiply_add(series, r, all(1.0f / 24));
-  series = multiply_add(series, r, all(1.0f / 6));
-  series = multiply_add(series, r, all(0.5f));
-  series = multiply_add(series, r, all(1.0f));
-  vf one_more = multiply_add(series, r, all(1.0f));
-  vf found = (vf)((vi)one_more + ((vi)shifted << 23));
-  if (plus == 0) found = choose(power == all(0.0f), series * r, found - all(1.0f));
-  else found = choose(x < low, all(0.0f), found);
-  return choose(x != x, x, found);
-}
-
 /* cap * tanh(x / cap) */
 INLINE vf soft_cap(vf x, float cap) {
   vf grown = exponential(x * all(2 / cap), 0);

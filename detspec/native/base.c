@@ -70,6 +70,40 @@ INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask
 
 INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
 
+/* ---- functions ---- */
+
+/* exp(x) - 1 without `plus`, else exp(x). */
+INLINE vf exponential(vf x, float plus) {
+  const vf low = all(-87.0f), high = all(88.0f), magic = all(0x1.8p23f);
+  vf in = choose(x < low, low, choose(x > high, high, x));
+  vf shifted = multiply_add(in, all(0x1.715476p0f), magic); /* its last bits are the power of two */
+  vf power = shifted - magic;
+  vf r = multiply_add(power, all(-0x1.62e4p-1f), in); /* ln 2 in two parts; |r| <= ln(2) / 2 */
+  r = multiply_add(power, all(-0x1.7f7d1cp-20f), r);
+  vf series = all(1.0f / 5040);
+  series = multiply_add(series, r, all(1.0f / 720));
+  series = multiply_add(series, r, all(1.0f / 120));
+  series = multiply_add(series, r, all(1.0f / 24));
+  series = multiply_add(series, r, all(1.0f / 6));
+  series = multiply_add(series, r, all(0.5f));
+  series = multiply_add(series, r, all(1.0f));
+  vf one_more = multiply_add(series, r, all(1.0f));
+  vf found = (vf)((vi)one_more + ((vi)shifted << 23));
+  if (plus == 0) found = choose(power == all(0.0f), series * r, found - all(1.0f));
+  else found = choose(x < low, all(0.0f), found);
+  return choose(x != x, x, found);
+}
+
+enum { SILU, GELU_TANH }; /* activations, in the order of `ops/gate.py` */
+
+/* activation(x) * up. Activations are x / (1 + exp(-z)): SiLU with z = x, and GELU by tanh, for 1 + tanh(u) = 2 / (1 + exp(-2 u)).
+   Where that exponential is too large for float32, they are 0. */
+INLINE vf gated(int activation, vf x, vf up) {
+  const vf cubic = multiply_add(x * x, all(0.044715f), all(1.0f)) * x;
+  const vf z = activation == SILU ? x : cubic * all(1.5957691216f); /* 2 sqrt(2 / pi) */
+  return choose(z < all(-88.0f), x * all(0.0f), x / (all(1.0f) + exponential(-z, 1))) * up;
+}
+
 /* ---- sums of lanes ---- */
 
 /* The sum of LANES lanes: halves, then quarters, eighths and sixteenths are added. */
@@ -162,6 +196,61 @@ INLINE vf load(int dtype, const void *p) {
   if (dtype == S8) return __builtin_convertvector(widen_bytes(p), vf);
   const vu bits = widen_halves(p);
   return dtype == BF16 ? (vf)(bits << 16) : from_f16(bits);
+}
+
+/* float32 as bits of bfloat16 in the low halves of lanes, rounded to the nearest, or to the even one of two. */
+INLINE vu to_bf16(vf x) {
+  const vu bits = (vu)x, nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return (vu)choose(x == x, (vf)nearest, (vf)(bits >> 16 | 0x40));
+}
+
+/* float32 as bits of float16, likewise. */
+INLINE vu to_f16(vf x) {
+  const vu magnitude = (vu)x & 0x7fffffff, normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  const vf subnormal = (vf)((vu)((vf)magnitude + all(0.5f)) - 0x3f000000u); /* the sum is rounded to a multiple of 2^-24 */
+  vf found = choose((vi)(magnitude < 113u << 23), subnormal, (vf)normal);
+  found = choose((vi)(magnitude >= 0x477ff000u), (vf)((vu){0} + 0x7c00), found); /* from 65520 on */
+  found = choose(x == x, found, (vf)((vu){0} + 0x7e00));
+  return (vu)found | ((vu)x >> 16 & 0x8000);
+}
+
+/* Writes the low halves of lanes next to each other. */
+INLINE void store_halves(void *p, vu x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(p, _mm512_cvtepi32_epi16((__m512i)x));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1)));
+#else
+  typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
+  const vh halves = __builtin_convertvector(x, vh);
+  memcpy(p, &halves, sizeof halves);
+#endif
+}
+
+/* Writes WIDTH numbers of `dtype`. */
+INLINE void store(int dtype, void *p, vf x) {
+  if (dtype == F32) store_f32(p, x);
+  else store_halves(p, dtype == BF16 ? to_bf16(x) : to_f16(x));
+}
+
+/* WIDTH numbers of a row of `length` from number `i` on, as float32; zeros behind the last. */
+INLINE vf load_some(int dtype, const char *row, int64_t i, int64_t length) {
+  char items[WIDTH * 4] = {0};
+  if (i + WIDTH <= length) return load(dtype, row + i * bytes_of(dtype));
+  if (i >= length) return (vf){0};
+  memcpy(items, row + i * bytes_of(dtype), (size_t)((length - i) * bytes_of(dtype)));
+  return load(dtype, items);
+}
+
+/* Writes those of WIDTH numbers from number `i` of a row of `length` on that are in it. */
+INLINE void store_some(int dtype, char *row, int64_t i, int64_t length, vf x) {
+  char items[WIDTH * 4];
+  if (i + WIDTH <= length) {
+    store(dtype, row + i * bytes_of(dtype), x);
+    return;
+  }
+  store(dtype, items, x);
+  memcpy(row + i * bytes_of(dtype), items, (size_t)((length - i) * bytes_of(dtype)));
 }
 
 /* ---- calls between XLA and this file ---- */

@@ -72,7 +72,7 @@ static void run_rounding(const void *task, int64_t row) {
 }
 
 #if !defined(AMX)
-static void run_int8_products(const void *all, int64_t thread) { take_products(1, *(Products *const *)all); }
+static void run_int8_products(const void *all, int64_t thread) { take_products(1, *(Products *const *)all, thread); }
 #endif
 
 static XLA_FFI_Error *multiply_by_int8(XLA_FFI_CallFrame *frame, int by_ids) {
@@ -107,14 +107,14 @@ static XLA_FFI_Error *multiply_by_int8(XLA_FFI_CallFrame *frame, int by_ids) {
   };
   int64_t num_products = 0;
   Product *products = products_of(&given, &rows, like, &num_products);
-  const int complete = rows.at && memory && products;
+  int complete = rows.at && memory && products;
   if (complete) {
     run_items(frame, rows.num_rows * in >= ALONE, rows.size, run_rounding, &(Rounding){given.x->data, rounded, &rows, in});
 #if defined(AMX)
     gather(frame, &(Gathering){(char *)rounded.values, multiplied, &rows, 1, in, stride, steps});
     run_tile_products(frame, products, num_products, in, run_int8_tiles);
 #else
-    run_products(frame, products, num_products, in, run_int8_products);
+    complete = run_products(frame, products, num_products, in, run_int8_products);
 #endif
   }
   free(products);

@@ -32,7 +32,7 @@ from detspec.native.processor import NO_KERNELS, TILE_OPTIONS, cpu_facts, find_c
 UNITS = {
     "products": ("linear", "experts"),
     "int8_products": ("int8_linear", "int8_experts"),
-    "rows": ("attention", "append", "append_int8", "copy", "take", "sum", "draw", "ceiling"),
+    "rows": ("attention", "append", "append_int8", "copy", "take", "sum", "gate", "draw", "ceiling"),
     "integer": tuple(f"integer_{name}" for name in ("product", "norm", "gate", "attention", "noise", "append")),
 }
 UNIT_OF = {f"detspec_{name}": unit for unit, names in UNITS.items() for name in names}

@@ -24,7 +24,10 @@
    Rows may also choose the matrices that they meet, k of E experts each. Then rows of results are packed by experts: row r has
    k r + j for its choice j. They are multiplied as if each expert were a product of its own.
 
-       ids 2 0 | 0 3       at 1 2 | 0 | 3      begin 0 2 2 3      num 2 0 1 1 */
+       ids 2 0 | 0 3       at 1 2 | 0 | 3      begin 0 2 2 3      num 2 0 1 1
+
+   A gate is a product whose item has the sums of two weights, and writes one activated times the other: sums as float32 for all
+   outputs would go through memory that two cores share, and take as long as the gates. */
 
 #define SIDE 16                /* rows and outputs of a matrix tile */
 #define STEP_BYTES 64          /* of weights */
@@ -68,14 +71,16 @@
 typedef struct {
   const char *weight;
   const void *x; /* rows as they are multiplied: words [rows, x_stride], or of matrix tiles */
-  float *y;
-  const int32_t *at;                /* rows of y, by those of x */
+  void *y;                          /* float32, or of a gate DTYPE */
+  const int32_t *at;                /* rows of y, by those of x; NULL: y begins with `first` */
   int64_t first, end;               /* rows of x */
   int64_t row_bytes, out, steps;    /* bytes and steps of a row of the weight */
   int64_t x_stride;                 /* words */
   const float *scale, *row_scale;   /* [out], and of rows of x, of int8 weights */
   const int32_t *row_sum;           /* of rows of x in int8 */
   int64_t outs_of_item, rows_of_item, num_items; /* rows of an item: of all, where tiles of a matrix multiply */
+  const char *up;                   /* of a gate: the weight of what goes through it, else NULL */
+  int activation;
 } Product;
 
 /* Bytes of whole steps. */
@@ -88,9 +93,11 @@ typedef struct {
   const uint8_t *used;                 /* [rows], or NULL if all are */
   XLA_FFI_Buffer **weights, **results; /* weights [E, out, in] or [out, in], each followed by its scale if it has one */
   int64_t rows, k, experts, in, num_weights, with_scale;
+  int is_gate; /* weights are followed by those of what goes through the gate */
 } Given;
 
-/* Reads (x, ids with `by_ids`, weights, used if not all are) -> results. Returns whether arguments are of this form. */
+/* Reads (x, ids with `by_ids`, weights, used if not all are; of gates an activation) -> results. Returns whether arguments are of
+   this form. */
 static int read_given(XLA_FFI_CallFrame *frame, int by_ids, int with_scale, Given *given) {
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   const XLA_FFI_Buffer *x = args[0], *ids = args[by_ids], *last = args[frame->args.size - 1];
@@ -107,8 +114,10 @@ static int read_given(XLA_FFI_CallFrame *frame, int by_ids, int with_scale, Give
       .in = x->dims[x->rank - 1],
       .num_weights = frame->rets.size,
       .with_scale = with_scale,
+      .is_gate = frame->attrs.size == 1,
   };
-  return dtype_of(x->dtype) == DTYPE && frame->args.size == 1 + by_ids + given->num_weights * (1 + with_scale) + some;
+  const int64_t num_args = 1 + by_ids + given->num_weights * (1 + with_scale + given->is_gate) + some;
+  return dtype_of(x->dtype) == DTYPE && frame->args.size == num_args;
 }
 
 /* Rows of results by the matrix that they meet: those of expert e are at[begin[e]] .. at[begin[e] + num[e] - 1]. Each expert begins
@@ -157,7 +166,8 @@ static Sorted sort_rows(const Given *given, int64_t tile_rows) {
       for (int64_t i = 0; i < given->num_weights; i++) {
         const XLA_FFI_Buffer *y = given->results[i];
         const int64_t out = y->dims[y->rank - 1];
-        memset((float *)y->data + row * out, 0, sizeof(float) * (size_t)out);
+        const int64_t row_bytes = out * bytes_of(dtype_of(y->dtype));
+        memset((char *)y->data + row * row_bytes, 0, (size_t)row_bytes);
       }
     }
   return rows;
@@ -175,6 +185,7 @@ static Product *products_of(const Given *given, const Sorted *rows, Product like
       like.out = y->dims[y->rank - 1];
       like.weight = (const char *)weight[0]->data + e * like.out * like.row_bytes;
       like.scale = given->with_scale ? (const float *)weight[1]->data + e * like.out : NULL;
+      like.up = given->is_gate ? (const char *)weight[1]->data + e * like.out * like.row_bytes : NULL;
       like.y = y->data;
       like.at = rows->at;
       like.first = rows->begin[e];
@@ -282,15 +293,6 @@ INLINE vi add_int8_products(vi sum, vi x, vi weights) {
 #else
 #define KEEP(x)
 #endif
-
-/* WIDTH numbers of a row of `in` from number `i` on, as float32; zeros behind the last. */
-INLINE vf load_some(int dtype, const char *row, int64_t i, int64_t in) {
-  char items[WIDTH * 4] = {0};
-  if (i + WIDTH <= in) return load(dtype, row + i * bytes_of(dtype));
-  if (i >= in) return (vf){0};
-  memcpy(items, row + i * bytes_of(dtype), (size_t)((in - i) * bytes_of(dtype)));
-  return load(dtype, items);
-}
 
 /* ---- weights are turned ---- */
 
@@ -404,7 +406,7 @@ INLINE TileRows rows_of_tile(int is_int8, int rows, const Weights *w, int64_t r,
   TileRows at = {.num = MIN(end - r, rows)};
   for (int j = 0; j < rows; j++) {
     at.x[j] = MIN(r + j, end - 1);
-    at.y[j] = p->at[at.x[j]];
+    at.y[j] = p->at ? p->at[at.x[j]] : at.x[j] - p->first;
     at.words[j] = (const uint32_t *)p->x + at.x[j] * p->x_stride + w->step * WORDS * factors_of(is_int8);
   }
   return at;
@@ -417,7 +419,7 @@ static __attribute__((noinline)) void end_segment(int is_int8, int registers, co
   for (int64_t j = 0; j < at->num; j++)
     for (int i = 0; i < registers; i++, sums++) {
       const int64_t out = w->out + i * WIDTH, outs = p->out - out;
-      float *y = p->y + at->y[j] * p->out;
+      float *y = (float *)p->y + at->y[j] * p->out;
       vf sum = *sums;
       if (w->step) {
         const vf before = load_some(F32, (const char *)y, out, p->out);
@@ -506,6 +508,8 @@ INLINE void few_rows(int is_int8, int rows, const Weights *w, int64_t r, int64_t
 typedef struct {
   const Product *products;
   int64_t num_items, threads;
+  float *sums; /* of gates, by threads */
+  int64_t sums_of_thread;
   _Atomic int64_t next;
 } Products;
 
@@ -534,40 +538,79 @@ INLINE void multiply_outs(int is_int8, Weights w, int64_t first, int64_t end, in
   } while (w.step < w.product->steps);
 }
 
-/* One item: some rows and outputs. Meanwhile the weights of item `next` are fetched, if there is one. */
-INLINE void product_item(int is_int8, const Products *all, int64_t item, int64_t next, int cold) {
-  const Product *p = product_of(all, &item);
-  const int64_t first_row = p->first + item / num_blocks(p) * p->rows_of_item, end = MIN(first_row + p->rows_of_item, p->end);
-  const int64_t first = first_out(p, item), end_out = MIN(first + p->outs_of_item, p->out);
-  const int64_t few = end - first_row <= MOST_FEW, outs = few ? LANES : TILE_REGISTERS * WIDTH;
-  const int64_t tiles = few ? 0 : (end - first_row) / TILE_ROWS * ((end_out - first + outs - 1) / outs);
-  const int64_t fetches_of_step = (end_out - first + WIDTH - 1) / WIDTH + tiles * WORDS * factors_of(is_int8) / FETCH_WORDS;
-  Ahead ahead = {NULL, NULL, 0};
-  if (next < all->num_items) {
-    const Product *q = product_of(all, &next);
-    ahead.next = q->weight + first_out(q, next) * q->row_bytes;
-    ahead.end = ahead.next + MIN(q->out - first_out(q, next), q->outs_of_item) * q->row_bytes;
-    ahead.num = (ahead.end - ahead.next) / STEP_BYTES / MAX(p->steps * fetches_of_step, 1) + 1;
-  }
-  for (int64_t out = first; out < end_out; out += outs)
-    multiply_outs(is_int8, (Weights){.product = p, .out = out, .cold = cold}, first_row, end, end_out, &ahead);
+/* Some rows and outputs of a product. */
+typedef struct {
+  int64_t first_row, end_row, first, end;
+} Block;
+
+/* The block of an item. */
+INLINE Block block_of(const Product *p, int64_t item) {
+  const int64_t row = p->first + item / num_blocks(p) * p->rows_of_item, first = first_out(p, item);
+  return (Block){row, MIN(row + p->rows_of_item, p->end), first, MIN(first + p->outs_of_item, p->out)};
 }
+
+/* The weights of a block, to be fetched. */
+INLINE Ahead weights_of(const char *weight, const Product *p, Block b) {
+  return (Ahead){weight + b.first * p->row_bytes, weight + b.end * p->row_bytes, 0};
+}
+
+/* One block. Meanwhile the weights `ahead` are fetched. */
+INLINE void multiply_block(int is_int8, const Product *p, Block b, int cold, Ahead ahead) {
+  const int64_t rows = b.end_row - b.first_row, few = rows <= MOST_FEW, outs = few ? LANES : TILE_REGISTERS * WIDTH;
+  const int64_t tiles = few ? 0 : rows / TILE_ROWS * ((b.end - b.first + outs - 1) / outs);
+  const int64_t fetches_of_step = (b.end - b.first + WIDTH - 1) / WIDTH + tiles * WORDS * factors_of(is_int8) / FETCH_WORDS;
+  ahead.num = (ahead.end - ahead.next) / STEP_BYTES / MAX(p->steps * fetches_of_step, 1) + 1;
+  for (int64_t out = b.first; out < b.end; out += outs)
+    multiply_outs(is_int8, (Weights){.product = p, .out = out, .cold = cold}, b.first_row, b.end_row, b.end, &ahead);
+}
+
+/* activation(gate) * up of a row. */
+INLINE void gate_row(int activation, const char *gate, const char *up, char *y, int64_t length) {
+  for (int64_t i = 0; i < length; i += WIDTH)
+    store_some(DTYPE, y, i, length, gated(activation, load_some(F32, gate, i, length), load_some(F32, up, i, length)));
+}
+
+#if !FLOAT_TILES
+/* One block of a gate, with `sums` for it twice. Meanwhile the weights `ahead` are fetched. */
+static void gate_block(const Product *p, Block b, float *sums, int cold, Ahead ahead) {
+  const int64_t rows = b.end_row - b.first_row, outs = b.end - b.first;
+  Product own = *p;
+  own.first = b.first_row, own.end = b.end_row, own.out = outs, own.at = NULL;
+  for (int up = 0; up < 2; up++) {
+    own.weight = (up ? p->up : p->weight) + b.first * p->row_bytes;
+    own.y = sums + up * rows * outs;
+    const Block block = {b.first_row, b.end_row, 0, outs};
+    multiply_block(0, &own, block, cold && !up, up ? ahead : weights_of(p->up, p, b));
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    char *y = (char *)p->y + (p->at[b.first_row + r] * p->out + b.first) * ITEM_BYTES;
+    gate_row(p->activation, (const char *)(sums + r * outs), (const char *)(sums + (rows + r) * outs), y, outs);
+  }
+}
+#endif
 
 /* Takes items until none is left, each while the one before is multiplied: whoever fetches weights also multiplies them, for what
    lies in the cache of another core comes late. The last items are not taken before their time, or others would wait. */
-INLINE void take_products(int is_int8, Products *all) {
-  int64_t item = atomic_fetch_add(&all->next, 1);
-  for (int cold = 1; item < all->num_items;) {
-    const int early = item + all->threads < all->num_items;
-    int64_t next = early ? atomic_fetch_add(&all->next, 1) : all->num_items;
-    product_item(is_int8, all, item, next, cold);
+INLINE void take_products(int is_int8, Products *all, int64_t thread) {
+  int64_t taken = atomic_fetch_add(&all->next, 1);
+  for (int cold = 1; taken < all->num_items;) {
+    const int early = taken + all->threads < all->num_items;
+    const int64_t later = early ? atomic_fetch_add(&all->next, 1) : all->num_items;
+    int64_t item = taken, next = later;
+    const Product *p = product_of(all, &item), *q = early && later < all->num_items ? product_of(all, &next) : NULL;
+    const Ahead ahead = q ? weights_of(q->weight, q, block_of(q, next)) : (Ahead){0};
+#if !FLOAT_TILES
+    if (p->up) gate_block(p, block_of(p, item), all->sums + thread * all->sums_of_thread, cold, ahead);
+    else
+#endif
+      multiply_block(is_int8, p, block_of(p, item), cold, ahead);
     cold = !early;
-    item = early ? next : atomic_fetch_add(&all->next, 1);
+    taken = early ? later : atomic_fetch_add(&all->next, 1);
   }
 }
 
 #if !FLOAT_TILES
-static void run_float_products(const void *all, int64_t thread) { take_products(0, *(Products *const *)all); }
+static void run_float_products(const void *all, int64_t thread) { take_products(0, *(Products *const *)all, thread); }
 
 /* Rows of x as words that are multiplied. */
 typedef struct {
@@ -597,13 +640,15 @@ INLINE int64_t x_stride_of(int64_t steps, int factors) { return steps * WORDS * 
 /* Whether threads share the work of products. */
 static int are_shared(const Product *products, int64_t num_products, int64_t in) {
   int64_t multiply_adds = 0;
-  for (int64_t i = 0; i < num_products; i++) multiply_adds += (products[i].end - products[i].first) * in * products[i].out;
+  for (int64_t i = 0; i < num_products; i++)
+    multiply_adds += (products[i].end - products[i].first) * in * products[i].out * (products[i].up ? 2 : 1);
   return multiply_adds >= ALONE;
 }
 
 #if !FLOAT_TILES
-/* Runs products by items of a block of outputs and all rows; or of some rows, where threads would get too few. */
-static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *run) {
+/* Runs products by items of a block of outputs and all rows; or of some rows, where threads would get too few. Returns whether
+   there was memory. */
+static int run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *run) {
   const int shared = are_shared(products, num_products, in);
   Products all = {.products = products, .threads = shared ? threads_of(frame) : 1};
   int64_t blocks = 0, rows = 1;
@@ -618,8 +663,12 @@ static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t nu
     p->rows_of_item = (rows + chunks - 1) / chunks;
     p->num_items = num_blocks(p) * ((p->end - p->first + p->rows_of_item - 1) / p->rows_of_item);
     all.num_items += p->num_items;
+    if (p->up) all.sums_of_thread = 2 * p->rows_of_item * outs;
   }
-  run_items(frame, shared, all.threads, run, &(Products *){&all});
+  all.sums = malloc(sizeof(float) * (size_t)(all.threads * all.sums_of_thread + 1));
+  if (all.sums) run_items(frame, shared, all.threads, run, &(Products *){&all});
+  free(all.sums);
+  return all.sums != NULL;
 }
 #endif
 
@@ -713,7 +762,7 @@ INLINE void tile_results(int is_int8, const char *sums, const Product *p, int64_
   for (int64_t j = 0; j < rows; j++) {
     __m512 y = _mm512_castsi512_ps(x[j]);
     if (is_int8) y = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(x[j]), _mm512_set1_ps(p->row_scale[r + j])), scale);
-    _mm512_mask_storeu_ps(p->y + p->at[r + j] * p->out + o, mask, y);
+    _mm512_mask_storeu_ps((float *)p->y + p->at[r + j] * p->out + o, mask, y);
   }
 }
 
@@ -814,7 +863,8 @@ static void run_float_tiles(const void *task, int64_t item) { tile_item(0, task,
 static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
   if (answered(frame)) return NULL;
   Given given;
-  if (!read_given(frame, by_ids, 0, &given)) return fail(frame, "products: unsupported arguments");
+  if (!read_given(frame, by_ids, 0, &given) || (FLOAT_TILES && given.is_gate))
+    return fail(frame, "products: unsupported arguments");
   const int64_t steps = (given.in + STEP_ITEMS - 1) / STEP_ITEMS, row_bytes = given.in * ITEM_BYTES;
 #if FLOAT_TILES
   const Sorted rows = sort_rows(&given, SIDE);
@@ -824,10 +874,11 @@ static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
   const int64_t stride = x_stride_of(steps, FACTORS), prepared_bytes = rows.size * stride * 4;
 #endif
   char *prepared = aligned_alloc(STEP_BYTES, whole_steps(prepared_bytes));
-  const Product like = {.x = prepared, .row_bytes = row_bytes, .steps = steps, .x_stride = stride};
+  Product like = {.x = prepared, .row_bytes = row_bytes, .steps = steps, .x_stride = stride};
+  if (given.is_gate) like.activation = *(const int32_t *)attribute(frame, 0);
   int64_t num_products = 0;
   Product *products = products_of(&given, &rows, like, &num_products);
-  const int complete = rows.at && prepared && products;
+  int complete = rows.at && prepared && products;
   if (complete) {
 #if FLOAT_TILES
     gather(frame, &(Gathering){given.x->data, prepared, &rows, 0, row_bytes, row_bytes, steps});
@@ -835,7 +886,7 @@ static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
 #else
     const Spread spread = {given.x->data, (uint32_t *)prepared, &rows, given.in, stride};
     run_items(frame, rows.num_rows * given.in >= ALONE, rows.size, run_spread, &spread);
-    run_products(frame, products, num_products, given.in, run_float_products);
+    complete = run_products(frame, products, num_products, given.in, run_float_products);
 #endif
   }
   free(products);
@@ -845,9 +896,10 @@ static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
 }
 
 /* (x [rows, in], weight [out, in], ...; used [rows] bool, if not all are) -> (y [rows, out] float32, ...): products of the same
-   rows with several weights. */
+   rows with several weights. Or a gate: (x, gate, up [out, in]; used; activation) -> [rows, out], without matrix tiles. */
 XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) { return multiply_by_floats(frame, 0); }
 
 /* (x [rows, in] or [rows, k, in], ids [rows, k] int32, weight [E, out, in], ...; used [rows] bool, if not all are) ->
-   (y [rows, k, out] float32, ...): products of each row with the matrices that its ids name. Without such a matrix y is zeros. */
+   (y [rows, k, out] float32, ...): products of each row with the matrices that its ids name. Without such a matrix y is zeros.
+   Gates as `detspec_linear` has them. */
 XLA_FFI_Error *detspec_experts(XLA_FFI_CallFrame *frame) { return multiply_by_floats(frame, 1); }

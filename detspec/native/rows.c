@@ -1,4 +1,4 @@
-/* Sums over rows, and rows and pages that are moved. */
+/* Sums over rows, gates, and rows and pages that are moved. */
 
 /* ---- sums over rows ---- */
 
@@ -50,6 +50,33 @@ XLA_FFI_Error *detspec_sum(XLA_FFI_CallFrame *frame) {
   const int64_t rows = args[0]->dims[0], length = args[0]->dims[1];
   const Sums sums = {args[0]->data, frame->args.size > 1 ? last->data : NULL, rets[0]->data, length};
   run_items(frame, rows * length >= ALONE, rows, run_sum, &sums);
+  return NULL;
+}
+
+/* ---- gates, of products that are there: others are made with their products, see `products.c` ---- */
+
+typedef struct {
+  const char *gate, *up;
+  char *y;
+  int64_t length;
+  int activation;
+} Gates;
+
+static void run_gate(const void *task, int64_t row) {
+  const Gates *gates = task;
+  const int64_t at = row * gates->length;
+  gate_row(gates->activation, gates->gate + at * 4, gates->up + at * 4, gates->y + at * ITEM_BYTES, gates->length);
+}
+
+/* (gate, up [rows, n] float32; activation) -> activation(gate) * up [rows, n] */
+XLA_FFI_Error *detspec_gate(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, *y = *(XLA_FFI_Buffer **)frame->rets.rets;
+  if (args[0]->dtype != XLA_FFI_DataType_F32 || args[1]->dtype != XLA_FFI_DataType_F32 || dtype_of(y->dtype) != DTYPE)
+    return fail(frame, "detspec_gate: unsupported arguments");
+  const int activation = *(const int32_t *)attribute(frame, 0);
+  const Gates gates = {args[0]->data, args[1]->data, y->data, y->dims[1], activation};
+  run_items(frame, y->dims[0] * y->dims[1] >= ALONE / 16, y->dims[0], run_gate, &gates);
   return NULL;
 }
 

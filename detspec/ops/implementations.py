@@ -37,6 +37,10 @@ class Operations(NamedTuple):
     copy_pages: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = gathers.copy_pages
     take: Callable[[jax.Array, jax.Array], jax.Array] = gathers.take
     draw: Callable[..., jax.Array] | None = None  # see `draws.draw`; None: as `sampler.draw` does it
+    gated: Callable[..., jax.Array] | None = None  # see `gate.cpu_gated`; None: as `gate.gated` does it
+    # (x, gate, up, activation, used), for experts with ids behind `x`: products and gate in one; None: one after the other
+    gated_linears: Callable[..., jax.Array] | None = None
+    gated_experts: Callable[..., jax.Array] | None = None
     leaves_out_rows: bool = False  # products and attention of rows that are not used take no time
 
 
@@ -66,7 +70,8 @@ def _reference(numerics: Numerics) -> Operations:
 
 
 def _cpu(numerics: Numerics) -> Operations:
-    from detspec.ops import draws, moves
+    from detspec.native.processor import has_tiles
+    from detspec.ops import draws, gate, moves
     from detspec.ops.attention import cpu as attention
     from detspec.ops.experts import cpu as experts
     from detspec.ops.linear import cpu as linear
@@ -82,6 +87,9 @@ def _cpu(numerics: Numerics) -> Operations:
         moves.copy_pages,
         moves.take,
         partial(draws.draw, cache_dtype=numerics.cache_dtype),
+        gate.cpu_gated,
+        None if has_tiles() else linear.gated_linears,
+        None if has_tiles() else experts.gated_experts,
         leaves_out_rows=True,
     )
 

@@ -27,13 +27,13 @@ def model():
     return without_tokenizer(byte_params())
 
 
-def test_new_engine_compiles_nothing_but_its_pools(model, caplog):
+def test_new_engine_compiles_nothing_but_its_pools_and_on_a_cpu_nothing(model, caplog):
     """Arrays that numpy makes are put on the device; each shape that jax fills or copies would be a program."""
     with jax.log_compiles():
         engine = Engine(model, EngineConfig(max_requests=5, max_len=80, schedule=SCHEDULE))
         engine.replicas[0].device.clear()
     compiled = {record.getMessage().split()[1] for record in caplog.records if record.getMessage().startswith("Compiling ")}
-    assert compiled == {"jit(broadcast_in_dim)"}
+    assert compiled == (set() if jax.default_backend() == "cpu" else {"jit(broadcast_in_dim)"})
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion
 from detspec.model.dense import with_fields
-from detspec.model.mlp import ACTIVATION_FNS
 from detspec.ops import collectives
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
@@ -89,7 +88,7 @@ def facts(completion: Completion) -> Facts:
 def mlp_added_across_chips(mlp, layer, x, ops):
     """The MLP in the usual layout, a control: `down` is cut along its inputs, and chips add what they have."""
     gate_f32, up_f32 = ops.linears_f32(x, gate=layer["gate"], up=layer["up"])
-    gated = (ACTIVATION_FNS[mlp.activation](gate_f32) * up_f32).astype(x.dtype)
+    gated = ops.gate(gate_f32, up_f32, activation=mlp.activation, dtype=x.dtype)
     if collectives.num_chips() == 1:
         return ops.linear_f32(gated, down=layer["down"]).astype(x.dtype)
     down = collectives.gather(layer["down"].T).T  # [D, F], whole

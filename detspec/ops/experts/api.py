@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from detspec.errors import InputError
 from detspec.ops.experts import xla
+from detspec.ops.gate import IN_C
 from detspec.ops.implementations import operations
 from detspec.ops.linear.api import rounded_or_floats
 from detspec.ops.linear.int8 import QTensor, check_inputs
@@ -17,6 +18,8 @@ KERNELS_FOR_XLA = ("pallas_tpu",)
 Matrices = jax.Array | QTensor  # weights [E, out, in], a matrix for each expert
 # (x [..., in] or [..., k, in], ids [..., k], weights [E, out, in], ...) -> float32 [..., k, out], ...
 ExpertsFn = Callable[..., tuple[jax.Array, ...]]
+# (x [..., in], ids [..., k], gate [E, F, in], up [E, F, in], activation) -> [..., k, F] in the dtype of x, or None
+GatedExpertsFn = Callable[..., jax.Array | None]
 
 
 def experts_fn(numerics: Numerics, used: jax.Array | None = None) -> ExpertsFn:
@@ -52,6 +55,21 @@ def experts_fn(numerics: Numerics, used: jax.Array | None = None) -> ExpertsFn:
         return tuple(y_f32.reshape(*ids.shape, y_f32.shape[-1]) for y_f32 in found)
 
     return experts_f32
+
+
+def gated_experts_fn(numerics: Numerics, used: jax.Array | None = None) -> GatedExpertsFn:
+    """As `linear.api.gated_fn`, with the matrices of experts that rows choose; `ids` and `used` as for `experts_fn`."""
+    found = operations(numerics)
+
+    def gated_rows(x: jax.Array, ids: jax.Array, gate: Matrices, up: Matrices, activation: str) -> jax.Array | None:
+        rounded, floats = rounded_or_floats((gate, up))
+        if found.gated_experts is None or rounded or numerics.linear == "xla" or activation not in IN_C:
+            return None
+        _check(x, ids, (gate, up))
+        rows = found.gated_experts(x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1]), *floats, activation, used)
+        return rows.reshape(*ids.shape, rows.shape[-1])
+
+    return gated_rows
 
 
 def _check(x: jax.Array, ids: jax.Array, weights: tuple[Matrices, ...]) -> None:

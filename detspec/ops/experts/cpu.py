@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.native.library import kernel
+from detspec.ops.gate import number_of
 from detspec.ops.linear.cpu import given
 from detspec.ops.linear.int8 import QTensor
 
@@ -18,6 +19,14 @@ def experts_f32(x: jax.Array, ids: jax.Array, weights: Sequence[jax.Array], used
     """See `api.experts_fn`; `x [R, in]` or `[R, k, in]`, `ids [R, k]` -> `[R, k, out]` of each weight, any sizes."""
     found = [jax.ShapeDtypeStruct((*ids.shape, weight.shape[1]), jnp.float32) for weight in weights]
     return list(kernel("detspec_experts", x.dtype, found)(x, ids, *weights, *given(used)))
+
+
+def gated_experts(
+    x: jax.Array, ids: jax.Array, gate: jax.Array, up: jax.Array, activation: str, used: jax.Array | None = None
+) -> jax.Array:
+    """See `api.gated_experts_fn`; `x [R, in]`, `ids [R, k]` -> `[R, k, F]` in its dtype."""
+    found = jax.ShapeDtypeStruct((*ids.shape, gate.shape[1]), x.dtype)
+    return kernel("detspec_experts", x.dtype, found)(x, ids, gate, up, *given(used), **number_of(activation))
 
 
 def int8_experts_f32(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from detspec.errors import InputError
+from detspec.ops.gate import IN_C, GateFn, gated
 from detspec.ops.implementations import operations
 from detspec.ops.linear import int8, xla
 from detspec.ops.linear.int8 import QTensor
@@ -15,6 +16,8 @@ from detspec.schedule import Numerics
 Matrix = jax.Array | QTensor  # a weight [out, in]
 LinearFn = Callable[[jax.Array, Matrix], jax.Array]  # (x [..., in], weight [out, in]) -> float32 [..., out]
 LinearsFn = Callable[..., tuple[jax.Array, ...]]  # (x [..., in], weights [out, in], ...) -> float32 [..., out], ...
+# (x [..., in], gate [F, in], up [F, in], activation) -> [..., F] in the dtype of x, or None
+GatedFn = Callable[..., jax.Array | None]
 
 
 def linear_fn(numerics: Numerics) -> LinearFn:
@@ -51,6 +54,29 @@ def linears_fn(numerics: Numerics, used: jax.Array | None = None) -> LinearsFn:
     return linears_f32
 
 
+def gated_fn(numerics: Numerics, used: jax.Array | None = None) -> GatedFn:
+    """`activation(x @ gate.T) * (x @ up.T)` in the dtype of `x`, if one kernel has products and gate; else None.
+
+    Bits are those of `linears_fn` and `gate_fn`, and `used` is as there; but the products take no way through memory.
+    """
+    found = operations(numerics)
+
+    def gated_rows(x: jax.Array, gate: Matrix, up: Matrix, activation: str) -> jax.Array | None:
+        rounded, floats = rounded_or_floats((gate, up))
+        if found.gated_linears is None or rounded or numerics.linear == "xla" or activation not in IN_C:
+            return None
+        _check_floats(x, floats)
+        rows = found.gated_linears(x.reshape(-1, x.shape[-1]), *floats, activation, used)
+        return rows.reshape(*x.shape[:-1], rows.shape[-1])
+
+    return gated_rows
+
+
+def gate_fn(numerics: Numerics) -> GateFn:
+    """`gated` by the implementation that `numerics` names; a number's bits depend on the two that it is made of alone."""
+    return operations(numerics).gated or gated
+
+
 def rounded_or_floats(weights: Sequence[Matrix]) -> tuple[list[QTensor], list[jax.Array]]:
     """Weights that multiply the same `x`, those in int8 and those in floats. Raises `InputError` if there are both."""
     rounded = [weight for weight in weights if isinstance(weight, QTensor)]
@@ -71,10 +97,7 @@ def _pinned_f32(
     x: jax.Array, weights: Sequence[jax.Array], numerics: Numerics, used: jax.Array | None
 ) -> tuple[jax.Array, ...]:
     """Checks the arguments and calls the implementation with all rows of `x` as one matrix."""
-    for weight in weights:
-        _check_shapes(x, weight)
-        if x.dtype != weight.dtype:
-            raise InputError(f"x and weight must have one dtype, got {x.dtype} and {weight.dtype}")
+    _check_floats(x, weights)
     rows = x.reshape(-1, x.shape[-1])
     found = operations(numerics).linears_f32(rows, weights, used)
     return tuple(y_f32.reshape(*x.shape[:-1], y_f32.shape[-1]) for y_f32 in found)
@@ -88,6 +111,13 @@ def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics, used
     rows = x.reshape(-1, x.shape[-1])
     found = operations(numerics).int8_linears_f32(rows, weights, used)
     return tuple(y_f32.reshape(*x.shape[:-1], y_f32.shape[-1]) for y_f32 in found)
+
+
+def _check_floats(x: jax.Array, weights: Sequence[jax.Array]) -> None:
+    for weight in weights:
+        _check_shapes(x, weight)
+        if x.dtype != weight.dtype:
+            raise InputError(f"x and weight must have one dtype, got {x.dtype} and {weight.dtype}")
 
 
 def _check_shapes(x: jax.Array, weight: jax.Array) -> None:

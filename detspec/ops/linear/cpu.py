@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.native.library import kernel
+from detspec.ops.gate import number_of
 from detspec.ops.linear.int8 import QTensor
 
 
@@ -17,6 +18,12 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], used: jax.Array | No
     """See `api.linears_fn`; `x [R, in]` -> `[R, out]` of each weight, any sizes; float32, bfloat16 or float16."""
     found = [jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32) for weight in weights]
     return list(kernel("detspec_linear", x.dtype, found)(x, *weights, *given(used)))
+
+
+def gated_linears(x: jax.Array, gate: jax.Array, up: jax.Array, activation: str, used: jax.Array | None = None) -> jax.Array:
+    """See `api.gated_fn`; `x [R, in]` -> `[R, F]` in its dtype, with the bits of `linears_f32` and `gate.cpu_gated`."""
+    found = jax.ShapeDtypeStruct((x.shape[0], gate.shape[0]), x.dtype)
+    return kernel("detspec_linear", x.dtype, found)(x, gate, up, *given(used), **number_of(activation))
 
 
 def int8_linears_f32(x: jax.Array, weights: Sequence[QTensor], used: jax.Array | None = None) -> list[jax.Array]:
