@@ -1,6 +1,6 @@
 """Host memory for weights in huge pages, which arrays of a CPU take over.
 
-numpy asks Linux for pages of 2 MB in pieces of memory from 4 MB on. Most weights are smaller than that. With pages of 4 KB a
+numpy asks Linux for pages of 2 MB in pieces of memory from 4 MB on. Most matrices are smaller than that. With pages of 4 KB a
 processor waits to learn where they lie: steps of 1 to 8 requests take 5 % longer.
 """
 
@@ -16,10 +16,14 @@ Tree = TypeVar("Tree")
 ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
 HUGE_PAGE = 2 << 20  # bytes
 PIECE = 64 << 20  # bytes
+SMALL = 64 << 10  # bytes
 
 
 class Arena:
-    """Memory for arrays, cut off large pieces. A piece is freed with the last array that lies there."""
+    """Memory for arrays, cut off large pieces. A piece is freed with the last array that lies there.
+
+    Small arrays have memory of their own: the scales of norms would keep all pieces whose matrices have been rounded and freed.
+    """
 
     def __init__(self) -> None:
         """Begins with no memory."""
@@ -29,6 +33,9 @@ class Arena:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """An array whose numbers are not set yet."""
         size = math.prod(shape) * dtype.itemsize
+        if size < SMALL:
+            memory = np.empty(size + ALIGNMENT, np.uint8)
+            return memory[-memory.ctypes.data % ALIGNMENT :][:size].view(dtype).reshape(shape)
         with self._lock:
             if size > self._rest.size:
                 usable = max(size, PIECE)

@@ -156,7 +156,7 @@ def load(
         params = put(integer_params(in_floats, params, cfg.activation_bits), place, param_specs(cfg))
     elif cfg.weights is not None:
         params = quantized(params, in_floats, free=True)
-    if digest is not None or loading != AS_IT_IS:
+    if digest is not None or loading.weights is not None:
         params = moved(params)  # others were read to where they stay
     if digest is None or loading != AS_IT_IS:
         digest = digest_model(cfg, params)

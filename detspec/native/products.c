@@ -26,8 +26,8 @@
 
        ids 2 0 | 0 3       at 1 2 | 0 | 3      begin 0 2 2 3      num 2 0 1 1
 
-   A gate is a product whose item has the sums of two weights, and writes one activated times the other: sums as float32 for all
-   outputs would go through memory that two cores share, and take as long as the gates. */
+   A gate is a product whose item makes the sums of two weights, and writes one activated times the other. As float32, the sums of
+   all items would go from core to core through the third cache. */
 
 #define SIDE 16                /* rows and outputs of a matrix tile */
 #define STEP_BYTES 64          /* of weights */
@@ -666,9 +666,10 @@ static int run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num
     if (p->up) all.sums_of_thread = 2 * p->rows_of_item * outs;
   }
   all.sums = malloc(sizeof(float) * (size_t)(all.threads * all.sums_of_thread + 1));
-  if (all.sums) run_items(frame, shared, all.threads, run, &(Products *){&all});
+  if (!all.sums) return 0;
+  run_items(frame, shared, all.threads, run, &(Products *){&all});
   free(all.sums);
-  return all.sums != NULL;
+  return 1;
 }
 #endif
 
