@@ -564,6 +564,13 @@ INLINE void multiply_block(int is_int8, const Product *p, Block b, int cold, Ahe
     multiply_outs(is_int8, (Weights){.product = p, .out = out, .cold = cold}, b.first_row, b.end_row, b.end, &ahead);
 }
 
+#if !FLOAT_TILES
+/* `multiply_block` of floats, compiled once: it takes a second. */
+static __attribute__((noinline)) void multiply_float_block(const Product *p, Block b, int cold, Ahead ahead) {
+  multiply_block(0, p, b, cold, ahead);
+}
+#endif
+
 /* activation(gate) * up of a row. */
 INLINE void gate_row(int activation, const char *gate, const char *up, char *y, int64_t length) {
   for (int64_t i = 0; i < length; i += WIDTH)
@@ -580,7 +587,7 @@ static void gate_block(const Product *p, Block b, float *sums, int cold, Ahead a
     own.weight = (up ? p->up : p->weight) + b.first * p->row_bytes;
     own.y = sums + up * rows * outs;
     const Block block = {b.first_row, b.end_row, 0, outs};
-    multiply_block(0, &own, block, cold && !up, up ? ahead : weights_of(p->up, p, b));
+    multiply_float_block(&own, block, cold && !up, up ? ahead : weights_of(p->up, p, b));
   }
   for (int64_t r = 0; r < rows; r++) {
     char *y = (char *)p->y + (p->at[b.first_row + r] * p->out + b.first) * ITEM_BYTES;
@@ -599,11 +606,11 @@ INLINE void take_products(int is_int8, Products *all, int64_t thread) {
     int64_t item = taken, next = later;
     const Product *p = product_of(all, &item), *q = early && later < all->num_items ? product_of(all, &next) : NULL;
     const Ahead ahead = q ? weights_of(q->weight, q, block_of(q, next)) : (Ahead){0};
+    if (is_int8) multiply_block(1, p, block_of(p, item), cold, ahead);
 #if !FLOAT_TILES
-    if (p->up) gate_block(p, block_of(p, item), all->sums + thread * all->sums_of_thread, cold, ahead);
-    else
+    else if (p->up) gate_block(p, block_of(p, item), all->sums + thread * all->sums_of_thread, cold, ahead);
+    else multiply_float_block(p, block_of(p, item), cold, ahead);
 #endif
-      multiply_block(is_int8, p, block_of(p, item), cold, ahead);
     cold = !early;
     taken = early ? later : atomic_fetch_add(&all->next, 1);
   }
