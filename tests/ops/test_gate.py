@@ -1,4 +1,4 @@
-"""Gates: right in value and in rounding, and of the same bits beside any other numbers, in one kernel with their products."""
+"""Gates: values and rounding are right, and one kernel gives a gate and its products the bits of two."""
 
 from functools import partial
 
@@ -52,7 +52,7 @@ def test_kernel_says_of_large_and_broken_numbers_what_xla_says(dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_kernel_rounds_to_the_nearest_and_among_two_to_the_even_one(dtype):
-    """`silu(128)` is 128, so 128 times `up / 128` is `up`: all numbers of the dtype, what lies between two, and beside that."""
+    """`silu(128)` is 128, so the kernel gives `up / 128 * 128`. `up` is every number of the dtype, and every middle of two."""
     every = np.arange(2**16, dtype=np.uint16).view(jnp.dtype(dtype)).astype(np.float32)
     every = every[np.isfinite(every) & (np.abs(every) > (1e-30 if dtype == "bfloat16" else -1)) & (np.abs(every) < 1e30)]
     between = (np.sort(every)[:-1] / 2 + np.sort(every)[1:] / 2).astype(np.float32)
