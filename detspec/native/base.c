@@ -314,7 +314,7 @@ typedef void Run(const void *task, int64_t item);
 typedef struct {
   Run *run;
   const void *task;
-  int64_t num_items;
+  int64_t num_items, together; /* of which a thread takes some together: to count them costs more than a short one */
   _Atomic int64_t next, done;
   _Atomic int holders; /* threads that may still look at this */
 } Work;
@@ -327,9 +327,10 @@ static void let_go(Work *work, int holders) {
 static void take_items(Work *work) {
   const uint64_t before = flush_subnormals();
   int64_t item;
-  while ((item = atomic_fetch_add(&work->next, 1)) < work->num_items) {
-    work->run(work->task, item);
-    atomic_fetch_add(&work->done, 1);
+  while ((item = atomic_fetch_add(&work->next, work->together)) < work->num_items) {
+    const int64_t end = MIN(item + work->together, work->num_items), taken = end - item;
+    for (; item < end; item++) work->run(work->task, item);
+    atomic_fetch_add(&work->done, taken);
   }
   restore_subnormals(before);
 }
@@ -353,17 +354,25 @@ static int64_t threads_of(XLA_FFI_CallFrame *frame) {
   return failed(frame, frame->api->XLA_FFI_ThreadPool_NumThreads(&args)) ? 1 : threads;
 }
 
+#define SHARES 16 /* that each thread takes of many items */
+
 /* Runs all items; `shared` by the threads of XLA's pool, or all by this one. A helper that comes too late finds none and leaves,
    so this waits for items that are being run, and never for a thread to become free. */
 static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, Run *run, const void *task) {
-  const int64_t helpers = shared ? MIN(threads_of(frame), num_items) - 1 : 0;
+  const int64_t threads = shared ? MIN(threads_of(frame), num_items) : 1, helpers = threads - 1;
   Work *work = helpers > 0 ? malloc(sizeof *work) : NULL;
   if (!work) {
-    Work own = {.run = run, .task = task, .num_items = num_items};
+    Work own = {.run = run, .task = task, .num_items = num_items, .together = num_items};
     take_items(&own);
     return;
   }
-  *work = (Work){.run = run, .task = task, .num_items = num_items, .holders = (int)helpers + 1};
+  *work = (Work){
+      .run = run,
+      .task = task,
+      .num_items = num_items,
+      .together = MAX(num_items / (SHARES * threads), 1),
+      .holders = (int)helpers + 1,
+  };
   for (int64_t i = 0; i < helpers; i++) {
     XLA_FFI_ThreadPool_Schedule_Args args = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, frame->ctx, help, work};
     if (failed(frame, frame->api->XLA_FFI_ThreadPool_Schedule(&args))) let_go(work, 1);

@@ -71,6 +71,8 @@
 typedef struct {
   const char *weight;
   const void *x; /* rows as they are multiplied: words [rows, x_stride], or of matrix tiles */
+  const int32_t *x_at;              /* where those rows lie, `share` results to a row; NULL: one behind the other */
+  int64_t share;
   void *y;                          /* float32, or of a gate DTYPE */
   const int32_t *at;                /* rows of y, by those of x; NULL: y begins with `first` */
   int64_t first, end;               /* rows of x */
@@ -407,7 +409,8 @@ INLINE TileRows rows_of_tile(int is_int8, int rows, const Weights *w, int64_t r,
   for (int j = 0; j < rows; j++) {
     at.x[j] = MIN(r + j, end - 1);
     at.y[j] = p->at ? p->at[at.x[j]] : at.x[j] - p->first;
-    at.words[j] = (const uint32_t *)p->x + at.x[j] * p->x_stride + w->step * WORDS * factors_of(is_int8);
+    const int64_t from = p->x_at ? p->x_at[at.x[j]] / p->share : at.x[j];
+    at.words[j] = (const uint32_t *)p->x + from * p->x_stride + w->step * WORDS * factors_of(is_int8);
   }
   return at;
 }
@@ -879,10 +882,15 @@ static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
   const int64_t stride = 0, prepared_bytes = gathered_bytes(rows.size, steps);
 #else
   const Sorted rows = sort_rows(&given, 1);
-  const int64_t stride = x_stride_of(steps, FACTORS), prepared_bytes = rows.size * stride * 4;
+  const int are_words = FACTORS == 1 && row_bytes % STEP_BYTES == 0; /* rows of x as they lie */
+  const int64_t stride = are_words ? row_bytes / 4 : x_stride_of(steps, FACTORS);
+  const int64_t prepared_bytes = are_words ? 0 : rows.size * stride * 4;
 #endif
   char *prepared = aligned_alloc(STEP_BYTES, whole_steps(prepared_bytes));
   Product like = {.x = prepared, .row_bytes = row_bytes, .steps = steps, .x_stride = stride};
+#if !FLOAT_TILES
+  if (are_words) like.x = given.x->data, like.x_at = rows.at, like.share = rows.share;
+#endif
   if (given.is_gate) like.activation = *(const int32_t *)attribute(frame, 0);
   int64_t num_products = 0;
   Product *products = products_of(&given, &rows, like, &num_products);
@@ -893,7 +901,7 @@ static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
     run_tile_products(frame, products, num_products, given.in, run_float_tiles);
 #else
     const Spread spread = {given.x->data, (uint32_t *)prepared, &rows, given.in, stride};
-    run_items(frame, rows.num_rows * given.in >= ALONE, rows.size, run_spread, &spread);
+    if (!are_words) run_items(frame, rows.num_rows * given.in >= ALONE, rows.size, run_spread, &spread);
     complete = run_products(frame, products, num_products, given.in, run_float_products);
 #endif
   }
