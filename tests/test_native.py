@@ -3,8 +3,10 @@
 import ctypes
 import dataclasses
 import functools
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from types import SimpleNamespace
 
 import jax
@@ -107,6 +109,17 @@ BEGINS = {
     "integers": ("int8", 15, "xla", [("detspec_integer_product", "bfloat16"), ("detspec_attention", "bfloat16")]),
     "products of XLA": (None, None, "xla", [("detspec_attention", "bfloat16")]),
 }
+
+
+@pytest.mark.skipif("not hasattr(os, 'sched_getaffinity') or len(os.sched_getaffinity(0)) < 2", reason="moves a thread")
+def test_thread_leaves_a_processor_and_may_run_there_afterwards():
+    base = files("detspec.native").joinpath("base.c").read_text(encoding="utf-8")
+    source = base + "\nint left_for(int processor) { leave(processor); return this_processor(); }\n"
+    left_for = library._load(library._compile(source, library.options_for("F32"))).left_for
+    allowed = os.sched_getaffinity(0)
+    for processor in allowed:
+        assert left_for(processor) in allowed - {processor}
+        assert os.sched_getaffinity(0) == allowed
 
 
 @pytest.mark.parametrize("of", list(BEGINS))

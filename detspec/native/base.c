@@ -9,11 +9,14 @@
 
    Sums have 16 lanes on every processor: one register with AVX-512, two with AVX2, four with NEON. */
 
+#define _GNU_SOURCE /* of Linux: processors of threads */
 #include <math.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "xla/ffi/api/c_api.h"
 
@@ -317,6 +320,8 @@ typedef struct {
   int64_t num_items, together; /* of which a thread takes some together: to count them costs more than a short one */
   _Atomic int64_t next, done;
   _Atomic int holders; /* threads that may still look at this */
+  _Atomic int is_helped;
+  int processor; /* of the thread that calls */
 } Work;
 
 static void let_go(Work *work, int holders) {
@@ -335,7 +340,49 @@ static void take_items(Work *work) {
   restore_subnormals(before);
 }
 
-static void help(void *work) {
+/* Linux may wake a helper on the processor of the thread that calls it, though another one is idle, and leaves both there for
+   milliseconds: a prefill of 12 ms after a pause took 17. So a thread that waits in vain for its helper lets it run for a moment,
+   and the helper leaves. */
+
+#if defined(__linux__)
+INLINE int this_processor(void) { return sched_getcpu(); }
+
+/* Moves this thread from `processor` to another one, if it may run there. Where it may run stays as it is. */
+static void leave(int processor) {
+  cpu_set_t all, others;
+  if (this_processor() != processor || sched_getaffinity(0, sizeof all, &all)) return;
+  others = all;
+  CPU_CLR(processor, &others);
+  if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others)) sched_setaffinity(0, sizeof all, &all);
+}
+#else
+INLINE int this_processor(void) { return -1; }
+static void leave(int processor) { (void)processor; }
+#endif
+
+static int64_t nanoseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+#define LONG_PAUSE 300000  /* nanoseconds: a helper is gone before, other programs on a full machine are not */
+#define FULL_FOR 200000000 /* nanoseconds without another try then */
+
+/* Lets somebody else run on this processor, who may be a helper. */
+static void step_aside(void) {
+  static _Atomic int64_t not_before;
+  const int64_t begin = nanoseconds();
+  if (begin < atomic_load(&not_before)) return;
+  sched_yield();
+  const int64_t end = nanoseconds();
+  if (end - begin > LONG_PAUSE) atomic_store(&not_before, end + FULL_FOR);
+}
+
+static void help(void *given) {
+  Work *work = given;
+  atomic_store(&work->is_helped, 1);
+  leave(work->processor);
   take_items(work);
   let_go(work, 1);
 }
@@ -354,7 +401,8 @@ static int64_t threads_of(XLA_FFI_CallFrame *frame) {
   return failed(frame, frame->api->XLA_FFI_ThreadPool_NumThreads(&args)) ? 1 : threads;
 }
 
-#define SHARES 16 /* that each thread takes of many items */
+#define SHARES 16      /* that each thread takes of many items */
+#define AWAKE_AFTER 32 /* pauses: a helper that has not slept has begun */
 
 /* Runs all items; `shared` by the threads of XLA's pool, or all by this one. A helper that comes too late finds none and leaves,
    so this waits for items that are being run, and never for a thread to become free. */
@@ -372,11 +420,14 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
       .num_items = num_items,
       .together = MAX(num_items / (SHARES * threads), 1),
       .holders = (int)helpers + 1,
+      .processor = this_processor(),
   };
   for (int64_t i = 0; i < helpers; i++) {
     XLA_FFI_ThreadPool_Schedule_Args args = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, frame->ctx, help, work};
     if (failed(frame, frame->api->XLA_FFI_ThreadPool_Schedule(&args))) let_go(work, 1);
   }
+  for (int i = 0; i < AWAKE_AFTER && !atomic_load(&work->is_helped); i++) pause_once();
+  if (!atomic_load(&work->is_helped)) step_aside();
   take_items(work);
   while (atomic_load(&work->done) < num_items) pause_once();
   let_go(work, 1);
