@@ -99,11 +99,33 @@ static void append_one(const Appending *a, int64_t r, int64_t kv) {
   Item *to = a->pages + (a->page_ids[r] * a->kv_heads + kv) * a->size * a->page + a->slots[r] * a->slot_stride;
   const Item *from = a->new + (r * a->kv_heads + kv) * a->given;
   for (int64_t h = 0; a->head_stride > 1 && h < a->size; h++) __builtin_prefetch(to + h * a->head_stride, 1);
-  if (a->is_broken[r])
-    for (int64_t h = 0; h < a->given; h++) to[h * a->head_stride] = a->in_place_of;
-  else
-    for (int64_t h = 0; h < a->given; h++) to[h * a->head_stride] = from[h];
+  for (int64_t h = 0; h < a->given; h++) to[h * a->head_stride] = a->is_broken[r] ? a->in_place_of : from[h];
   for (int64_t h = a->given; h < a->size; h++) to[h * a->head_stride] = 0;
+}
+
+/* Rows `r` to `r + n - 1`, none broken, in slots that follow each other: line after line of keys, row after row of values. */
+static void append_run(const Appending *a, int64_t r, int64_t n, int64_t kv) {
+  Item *to = a->pages + (a->page_ids[r] * a->kv_heads + kv) * a->size * a->page + a->slots[r] * a->slot_stride;
+  const Item *from = a->new + (r * a->kv_heads + kv) * a->given;
+  const int64_t row = a->kv_heads * a->given;
+  if (a->head_stride == 1)
+    for (int64_t i = 0; i < n; i++, from += row, to += a->size) {
+      memcpy(to, from, (size_t)a->given * sizeof(Item));
+      memset(to + a->given, 0, (size_t)(a->size - a->given) * sizeof(Item));
+    }
+  else
+    for (int64_t h = 0; h < a->size; h++, to += a->head_stride)
+      for (int64_t i = 0; i < n; i++) to[i] = h < a->given ? from[i * row + h] : 0;
+}
+
+#define RUN 16 /* rows, whose numbers are read again for each line: they stay in the first cache */
+
+/* How many rows from `r` on `append_run` may take together. */
+static int64_t run_from(const Appending *a, int64_t r) {
+  int64_t n = 0;
+  for (; n < MIN(RUN, a->rows - r) && !a->is_broken[r + n]; n++)
+    if (a->page_ids[r + n] != a->page_ids[r] || a->slots[r + n] != a->slots[r] + n) break;
+  return n;
 }
 
 /* All rows of a KV head, one after the other: those without a token share a slot of scratch. Keys come first. */
@@ -111,7 +133,12 @@ static void run_append(const void *task, int64_t item) {
   const Appending *a = task;
   const int64_t kv = item % a->kv_heads;
   a += item / a->kv_heads;
-  for (int64_t r = 0; r < a->rows; r++) append_one(a, r, kv);
+  for (int64_t r = 0; r < a->rows;) {
+    const int64_t n = run_from(a, r);
+    if (n > 1) append_run(a, r, n, kv);
+    else append_one(a, r, kv);
+    r += MAX(n, 1);
+  }
 }
 
 #define EXPONENT (DTYPE == F32 ? 0x7f800000u : DTYPE == BF16 ? 0x7f807f80u : 0x7c007c00u) /* of the numbers in four bytes */

@@ -14,16 +14,18 @@ from detspec.schedule import Numerics
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("key_slot_axis", [2, 3])
-def test_append_writes_donated_pages_in_place_and_what_xla_does(key_slot_axis, dtype):
+@pytest.mark.parametrize("places", ["scattered", "following"])
+def test_append_writes_donated_pages_in_place_and_what_xla_does(places, key_slot_axis, dtype):
     """Heads of pages end in zeros. Of rows that are not finite, by a nan or an infinity anywhere, nothing else is written."""
-    K, H, page, R = 2, 16, 16, 12
+    K, H, page, R = 2, 16, 16, {"scattered": 12, "following": 45}[places]
     rng = np.random.default_rng(0)
     k, v = (rng.standard_normal((R, K, 5)) for _ in range(2))
     k[1, 0, 0], k[2, 1, 4], k[3, 0, 3], v[4, 1, 4], v[5, 0, 2] = np.nan, np.inf, -np.inf, -np.nan, np.inf
     largest = float(jnp.finfo(dtype).max)
     k[6, 0, 1], v[6, 1, 2], k[7], v[8] = largest, -largest, 0, -0.0
     k, v = (jnp.asarray(x, dtype) for x in (k, v))
-    where = jnp.asarray(rng.permutation(3 * page)[:R], jnp.int32)
+    where = {"scattered": rng.permutation(3 * page)[:R], "following": np.arange(2, 2 + R)}[places]
+    where = jnp.asarray(where, jnp.int32)
     page_ids, slots = where // page, where % page
 
     def pools() -> KV:
