@@ -117,8 +117,8 @@ def test_thread_leaves_a_processor_and_may_run_there_afterwards():
     source = base + "\nint left_for(int processor) { leave(processor); return this_processor(); }\n"
     left_for = library._load(library._compile(source, library.options_for("F32"))).left_for
     allowed = os.sched_getaffinity(0)
-    for processor in allowed:
-        assert left_for(processor) in allowed - {processor}
+    for number in allowed:
+        assert left_for(number) in allowed - {number}
         assert os.sched_getaffinity(0) == allowed
 
 

@@ -14,10 +14,11 @@
        weights   [outputs, steps, 16 words]  ->  [steps, 16 words, factors, registers, WIDTH outputs]
        x         [rows, steps, 16 words, factors]
 
-   A word is one factor where an instruction takes it whole, or else two, widened. What is behind the last input is zero.
+   A word is one factor where an instruction takes it whole, or else two, widened. What is behind the last input is zero. Rows of x
+   that are whole steps of such words are read where they lie, others are copied.
 
-   A caller may say which rows it will use. Only these are multiplied, packed next to each other. Their results go to their places,
-   and those of the others are zeros:
+   A caller may say which rows it will use. Only these are multiplied, as if they lay next to each other. Their results go to their
+   places, and those of the others are zeros:
 
        used 1 0 0 1 1      at 0 3 4      x 0 3 4  ->  y 0 . . 3 4
 
@@ -51,6 +52,7 @@
 #endif
 #define FETCH_WORDS 4          /* meet a tile from one fetch to the next */
 #define COLD_STEPS 6           /* from the step that is turned to the one that is fetched, if nobody has fetched it before */
+#define SAME_PLACE 4096        /* bytes apart, rows share places in the first cache: eight of them fill those */
 #define MANY_ROWS 128          /* turning weights takes a small part of the time of more */
 #define MANY_ROW_OUTS 64       /* outputs of an item of work, of many rows */
 #define LESS_ROW_OUTS 32       /* of others: less lies in the cache while the next ones are fetched (0.9 of the time of 32 rows) */
@@ -899,7 +901,8 @@ static XLA_FFI_Error *multiply_by_floats(XLA_FFI_CallFrame *frame, int by_ids) {
   const int64_t stride = 0, prepared_bytes = gathered_bytes(rows.size, steps);
 #else
   const Sorted rows = sort_rows(&given, 1);
-  const int are_words = FACTORS == 1 && row_bytes % STEP_BYTES == 0; /* rows of x as they lie */
+  const int share_places = rows.num_rows <= MOST_FEW && row_bytes % SAME_PLACE == 0;
+  const int are_words = FACTORS == 1 && row_bytes % STEP_BYTES == 0 && !share_places; /* rows of x as they lie */
   const int64_t stride = are_words ? row_bytes / 4 : x_stride_of(steps, FACTORS);
   const int64_t prepared_bytes = are_words ? 0 : rows.size * stride * 4;
 #endif
