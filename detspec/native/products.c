@@ -36,20 +36,22 @@
 #define WORDS (STEP_BYTES / 4) /* of a step */
 #define SEGMENT 32             /* steps */
 #define REGISTER_BYTES ((int64_t)sizeof(vf))
+#define MOST_FEW 8             /* rows that meet weights as soon as words of them are turned */
+#if defined(__AVX512F__) || defined(__aarch64__) /* sums, and the x and weights of a word, fit into 32 registers, or into 16 */
 #define TILE_ROWS 4            /* rows that meet turned weights together */
-#if defined(__AVX512F__)       /* sums, and the x and weights of a word, fit into 32 registers, or into 16 */
+#define LEAST_ROWS 1           /* that do so, of the last ones */
 #define TILE_REGISTERS 4       /* of outputs that they meet */
-#define MOST_FEW 8             /* rows that meet weights as soon as a step of them is turned */
-#define UNROLL_STEP _Pragma("GCC unroll 32")
 #else
-#if defined(__aarch64__)
-#define TILE_REGISTERS 4
-#else
+#define TILE_ROWS 6
+#define LEAST_ROWS 2
 #define TILE_REGISTERS 2
 #endif
-#define MOST_FEW 4
-#define UNROLL_STEP
+#if defined(__AVX512F__)
+#define TURNED_WORDS WORDS     /* of WIDTH outputs, that are turned together */
+#else
+#define TURNED_WORDS 4
 #endif
+#define MOST_REGISTERS 4       /* of outputs, that rows meet together */
 #define FETCH_WORDS 4          /* meet a tile from one fetch to the next */
 #define COLD_STEPS 6           /* from the step that is turned to the one that is fetched, if nobody has fetched it before */
 #define SAME_PLACE 4096        /* bytes apart, rows share places in the first cache: eight of them fill those */
@@ -315,39 +317,33 @@ INLINE vu interleave(int high, vu a, vu b) {
 }
 #endif
 
-/* Turns a step of WIDTH rows of weights, `stride` bytes apart; registers of `to` are `apart` from each other. */
-INLINE void turn_rows(int is_int8, const char *from, int64_t stride, vf *to, int64_t apart) {
+/* Turns TURNED_WORDS words of WIDTH rows of weights, `stride` bytes apart; registers of `to` are `apart` from each other. */
+INLINE void turn_words(int is_int8, const char *from, int64_t stride, vf *to, int64_t apart) {
   const int factors = is_int8 ? INT8_FACTORS : FACTORS;
 #if defined(__AVX512F__)
   __m512i x[WORDS];
 #pragma GCC unroll 16
   for (int j = 0; j < WIDTH; j++) x[j] = _mm512_loadu_si512(from + j * stride);
   transpose(x);
+#else
+  vu x[4], pairs[4]; /* parts of 16 bytes of register j are of rows j, j + 4 and so on */
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++)
+#if defined(__AVX__)
+    x[j] = (vu)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps((const float *)(from + j * stride))),
+                                    _mm_loadu_ps((const float *)(from + (j + 4) * stride)), 1);
+#else
+    memcpy(&x[j], from + j * stride, sizeof x[j]);
+#endif
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) pairs[i] = interleave(i & 1, x[i >> 1], x[(i >> 1) + 2]);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) x[i] = interleave(i & 1, pairs[i >> 1], pairs[(i >> 1) + 2]);
+#endif
 #pragma GCC unroll 16
-  for (int word = 0; word < WORDS; word++)
+  for (int word = 0; word < TURNED_WORDS; word++)
 #pragma GCC unroll 2
     for (int n = 0; n < factors; n++) to[(word * factors + n) * apart] = widen(is_int8, (vu)x[word], n);
-#else
-  for (int first = 0; first < WORDS; first += 4, from += 16) {
-    vu x[4], pairs[4]; /* parts of 16 bytes of register j are of rows j, j + 4 and so on */
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++)
-#if defined(__AVX__)
-      x[j] = (vu)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps((const float *)(from + j * stride))),
-                                      _mm_loadu_ps((const float *)(from + (j + 4) * stride)), 1);
-#else
-      memcpy(&x[j], from + j * stride, sizeof x[j]);
-#endif
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) pairs[i] = interleave(i & 1, x[i >> 1], x[(i >> 1) + 2]);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) x[i] = interleave(i & 1, pairs[i >> 1], pairs[(i >> 1) + 2]);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-#pragma GCC unroll 2
-      for (int n = 0; n < factors; n++) to[((first + i) * factors + n) * apart] = widen(is_int8, x[i], n);
-  }
-#endif
 }
 
 /* Cache lines that are fetched while others are multiplied, `num` at a time. */
@@ -372,28 +368,34 @@ typedef struct {
 
 INLINE int factors_of(int is_int8) { return is_int8 ? INT8_FACTORS : FACTORS; }
 
-/* Turns step `step` of `w` of register `i` of `registers`. Outputs and inputs behind the last are zeros. */
-INLINE void turn_step(int is_int8, const Weights *w, int64_t step, int i, int registers, vf *to) {
+#define COPY_BYTES (WIDTH * STEP_BYTES)
+
+/* Where the weights of register `i` of step `step` of `w` lie, rows `stride` apart; or in `copy`, with zeros for outputs and inputs
+   behind the last. */
+INLINE const char *rows_of_step(const Weights *w, int64_t step, int i, char *copy, int64_t *stride) {
   const Product *p = w->product;
   const int64_t out = w->out + i * WIDTH, at = (w->step + step) * STEP_BYTES;
   const int64_t there = MIN(p->row_bytes - at, STEP_BYTES), outs = MIN(p->out - out, WIDTH);
   const char *from = p->weight + out * p->row_bytes + at;
-  char copy[WIDTH * STEP_BYTES];
-  int64_t stride = p->row_bytes;
-  for (int j = 0; w->cold && j < WIDTH; j++) __builtin_prefetch(from + j * stride + COLD_STEPS * STEP_BYTES, 0, 2);
-  if (there < STEP_BYTES || outs < WIDTH) {
-    memset(copy, 0, sizeof copy);
-    for (int64_t j = 0; j < outs; j++) memcpy(copy + j * STEP_BYTES, from + j * stride, (size_t)there);
-    from = copy, stride = STEP_BYTES;
-  }
-  turn_rows(is_int8, from, stride, to + i, registers);
+  *stride = p->row_bytes;
+  for (int j = 0; w->cold && j < WIDTH; j++) __builtin_prefetch(from + j * *stride + COLD_STEPS * STEP_BYTES, 0, 2);
+  if (there == STEP_BYTES && outs == WIDTH) return from;
+  memset(copy, 0, COPY_BYTES);
+  for (int64_t j = 0; j < outs; j++) memcpy(copy + j * STEP_BYTES, from + j * *stride, (size_t)there);
+  *stride = STEP_BYTES;
+  return copy;
 }
 
 INLINE void turn(int is_int8, int registers, const Weights *w, Ahead *ahead) {
   for (int i = 0; i < registers; i++)
     for (int64_t step = 0; step < w->steps; step++) {
       fetch(ahead);
-      turn_step(is_int8, w, step, i, registers, w->turned + step * WORDS * factors_of(is_int8) * registers);
+      char copy[COPY_BYTES];
+      int64_t stride;
+      const char *from = rows_of_step(w, step, i, copy, &stride);
+      vf *to = w->turned + step * WORDS * factors_of(is_int8) * registers + i;
+      for (int word = 0; word < WORDS; word += TURNED_WORDS)
+        turn_words(is_int8, from + word * 4, stride, to + word * factors_of(is_int8) * registers, registers);
     }
 }
 
@@ -446,7 +448,7 @@ static __attribute__((noinline)) void end_segment(int is_int8, int registers, co
    rows. */
 INLINE void end_tile(int is_int8, int rows, int registers, const Weights *w, const TileRows *at, const vf *sums) {
   const Product *p = w->product;
-  vf found[MAX(TILE_ROWS * TILE_REGISTERS, MOST_FEW * PARTS)];
+  vf found[MAX(TILE_ROWS * TILE_REGISTERS, MOST_FEW)];
   if (!is_int8 && at->num == rows && w->out + registers * WIDTH <= p->out) {
 #pragma GCC unroll 8
     for (int j = 0; j < rows; j++)
@@ -465,7 +467,7 @@ INLINE void end_tile(int is_int8, int rows, int registers, const Weights *w, con
 
 /* Adds the products of factor `n` of each row. */
 INLINE void add_factor(int is_int8, int rows, int registers, const TileRows *at, int64_t n, const vf *weights, vf *sums) {
-  vf of_outs[MAX(TILE_REGISTERS, PARTS)];
+  vf of_outs[MOST_REGISTERS];
 #pragma GCC unroll 4
   for (int i = 0; i < registers; i++) {
     of_outs[i] = weights[i];
@@ -502,27 +504,40 @@ INLINE void many_rows(int is_int8, int registers, Weights w, int64_t first, int6
   vf turned[SEGMENT * WORDS * MAX(FACTORS, INT8_FACTORS) * TILE_REGISTERS];
   w.turned = turned;
   turn(is_int8, registers, &w, ahead);
-  int64_t r = first;
-  for (; r + 1 < end; r += TILE_ROWS) tile(is_int8, TILE_ROWS, registers, &w, r, end, ahead);
-  if (r < end) tile(is_int8, 1, registers, &w, r, end, ahead);
+  for (int64_t r = first; r < end; r += TILE_ROWS) {
+    if (end - r <= LEAST_ROWS) tile(is_int8, LEAST_ROWS, registers, &w, r, end, ahead);
+    else if (TILE_ROWS > 4 && end - r <= 4) tile(is_int8, 4, registers, &w, r, end, ahead);
+    else tile(is_int8, TILE_ROWS, registers, &w, r, end, ahead);
+  }
 }
 
-/* `rows` rows from `r` on meet a segment of LANES outputs. No turned weights leave the registers, where there are 32. */
-INLINE void few_rows(int is_int8, int rows, const Weights *w, int64_t r, int64_t end, Ahead *ahead) {
+/* `rows` rows from `r` on meet a segment of `registers` registers of outputs. No turned weights leave the registers, where there
+   are 32. */
+INLINE void few_rows(int is_int8, int rows, int registers, const Weights *w, int64_t r, int64_t end, Ahead *ahead) {
   const TileRows at = rows_of_tile(is_int8, rows, w, r, end);
   const int factors = factors_of(is_int8);
-  vf sums[MOST_FEW * PARTS];
-#pragma GCC unroll 32
-  for (int i = 0; i < rows * PARTS; i++) sums[i] = (vf){0};
+  vf sums[MOST_FEW];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows * registers; i++) sums[i] = (vf){0};
   for (int64_t step = 0; step < w->steps; step++) {
-    vf turned[WORDS * 2 * PARTS];
-    fetch(ahead);
-    for (int i = 0; i < PARTS; i++) turn_step(is_int8, w, step, i, PARTS, turned);
-    UNROLL_STEP
-    for (int n = 0; n < WORDS * factors; n++)
-      add_factor(is_int8, rows, PARTS, &at, step * WORDS * factors + n, turned + n * PARTS, sums);
+    char copies[MOST_REGISTERS * COPY_BYTES];
+    const char *from[MOST_REGISTERS];
+    int64_t strides[MOST_REGISTERS];
+#pragma GCC unroll 4
+    for (int i = 0; i < registers; i++) from[i] = rows_of_step(w, step, i, copies + i * COPY_BYTES, strides + i);
+    for (int word = 0; word < WORDS; word += TURNED_WORDS) {
+      vf turned[TURNED_WORDS * 2 * MOST_REGISTERS];
+#pragma GCC unroll 4
+      for (int i = 0; i < registers; i++) {
+        fetch(ahead);
+        turn_words(is_int8, from[i] + word * 4, strides[i], turned + i, registers);
+      }
+#pragma GCC unroll 32
+      for (int n = 0; n < TURNED_WORDS * factors; n++)
+        add_factor(is_int8, rows, registers, &at, (step * WORDS + word) * factors + n, turned + n * registers, sums);
+    }
   }
-  end_tile(is_int8, rows, PARTS, w, &at, sums);
+  end_tile(is_int8, rows, registers, w, &at, sums);
 }
 
 /* ---- items of work ---- */
@@ -547,14 +562,20 @@ INLINE const Product *product_of(const Products *all, int64_t *item) {
 /* The first output of an item. */
 INLINE int64_t first_out(const Product *p, int64_t item) { return item % num_blocks(p) * p->outs_of_item; }
 
+/* Registers of outputs that `rows` rows meet together. Where registers are short, there are enough sums to keep two units busy. */
+INLINE int registers_of(int64_t rows) {
+  if (rows > MOST_FEW) return TILE_REGISTERS;
+  return WIDTH == LANES || rows > 4 ? 1 : rows > 1 ? 2 : 4;
+}
+
 /* Rows `first` to `end` - 1 meet outputs of `w`, up to `end_out`, segment after segment. */
 INLINE void multiply_outs(int is_int8, Weights w, int64_t first, int64_t end, int64_t end_out, Ahead *ahead) {
   do {
     w.steps = MIN(w.product->steps - w.step, SEGMENT);
-    if (end - first == 1) few_rows(is_int8, 1, &w, first, end, ahead);
-    else if (end - first <= 4) few_rows(is_int8, 4, &w, first, end, ahead);
-    else if (end - first <= MOST_FEW) few_rows(is_int8, MOST_FEW, &w, first, end, ahead);
-    else if (w.out + 2 * WIDTH >= end_out) many_rows(is_int8, 2, w, first, end, ahead);
+    if (end - first == 1) few_rows(is_int8, 1, registers_of(1), &w, first, end, ahead);
+    else if (end - first <= 4) few_rows(is_int8, 4, registers_of(4), &w, first, end, ahead);
+    else if (end - first <= MOST_FEW) few_rows(is_int8, MOST_FEW, registers_of(MOST_FEW), &w, first, end, ahead);
+    else if (TILE_REGISTERS > 2 && w.out + 2 * WIDTH >= end_out) many_rows(is_int8, 2, w, first, end, ahead);
     else many_rows(is_int8, TILE_REGISTERS, w, first, end, ahead);
     w.step += w.steps;
   } while (w.step < w.product->steps);
@@ -578,9 +599,10 @@ INLINE Ahead weights_of(const char *weight, const Product *p, Block b) {
 
 /* One block. Meanwhile the weights `ahead` are fetched. */
 INLINE void multiply_block(int is_int8, const Product *p, Block b, int cold, Ahead ahead) {
-  const int64_t rows = b.end_row - b.first_row, few = rows <= MOST_FEW, outs = few ? LANES : TILE_REGISTERS * WIDTH;
-  const int64_t tiles = few ? 0 : rows / TILE_ROWS * ((b.end - b.first + outs - 1) / outs);
-  const int64_t fetches_of_step = (b.end - b.first + WIDTH - 1) / WIDTH + tiles * WORDS * factors_of(is_int8) / FETCH_WORDS;
+  const int64_t rows = b.end_row - b.first_row, registers = registers_of(rows), outs = registers * WIDTH;
+  const int64_t fetches_of_tiles = rows / TILE_ROWS * WORDS * factors_of(is_int8) / FETCH_WORDS;
+  const int64_t fetches_of_outs = rows <= MOST_FEW ? registers * WORDS / TURNED_WORDS : registers + fetches_of_tiles;
+  const int64_t fetches_of_step = (b.end - b.first + outs - 1) / outs * fetches_of_outs;
   ahead.num = (ahead.end - ahead.next) / STEP_BYTES / MAX(p->steps * fetches_of_step, 1) + 1;
   for (int64_t out = b.first; out < b.end; out += outs)
     multiply_outs(is_int8, (Weights){.product = p, .out = out, .cold = cold}, b.first_row, b.end_row, b.end, &ahead);
