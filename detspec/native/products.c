@@ -36,7 +36,7 @@
 #define WORDS (STEP_BYTES / 4) /* of a step */
 #define SEGMENT 32             /* steps */
 #define REGISTER_BYTES ((int64_t)sizeof(vf))
-#define MOST_FEW 8             /* rows that meet weights as soon as words of them are turned */
+#define MOST_FEW 8             /* rows that meet weights as soon as a step of them is turned */
 #if defined(__AVX512F__) || defined(__aarch64__) /* sums, and the x and weights of a word, fit into 32 registers, or into 16 */
 #define TILE_ROWS 4            /* rows that meet turned weights together */
 #define LEAST_ROWS 1           /* that do so, of the last ones */
@@ -47,9 +47,9 @@
 #define TILE_REGISTERS 2
 #endif
 #if defined(__AVX512F__)
-#define TURNED_WORDS WORDS     /* of WIDTH outputs, that are turned together */
+#define UNROLL_STEP _Pragma("GCC unroll 32")
 #else
-#define TURNED_WORDS 4
+#define UNROLL_STEP
 #endif
 #define MOST_REGISTERS 4       /* of outputs, that rows meet together */
 #define FETCH_WORDS 4          /* meet a tile from one fetch to the next */
@@ -317,33 +317,39 @@ INLINE vu interleave(int high, vu a, vu b) {
 }
 #endif
 
-/* Turns TURNED_WORDS words of WIDTH rows of weights, `stride` bytes apart; registers of `to` are `apart` from each other. */
-INLINE void turn_words(int is_int8, const char *from, int64_t stride, vf *to, int64_t apart) {
+/* Turns a step of WIDTH rows of weights, `stride` bytes apart; registers of `to` are `apart` from each other. */
+INLINE void turn_rows(int is_int8, const char *from, int64_t stride, vf *to, int64_t apart) {
   const int factors = is_int8 ? INT8_FACTORS : FACTORS;
 #if defined(__AVX512F__)
   __m512i x[WORDS];
 #pragma GCC unroll 16
   for (int j = 0; j < WIDTH; j++) x[j] = _mm512_loadu_si512(from + j * stride);
   transpose(x);
-#else
-  vu x[4], pairs[4]; /* parts of 16 bytes of register j are of rows j, j + 4 and so on */
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; j++)
-#if defined(__AVX__)
-    x[j] = (vu)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps((const float *)(from + j * stride))),
-                                    _mm_loadu_ps((const float *)(from + (j + 4) * stride)), 1);
-#else
-    memcpy(&x[j], from + j * stride, sizeof x[j]);
-#endif
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) pairs[i] = interleave(i & 1, x[i >> 1], x[(i >> 1) + 2]);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) x[i] = interleave(i & 1, pairs[i >> 1], pairs[(i >> 1) + 2]);
-#endif
 #pragma GCC unroll 16
-  for (int word = 0; word < TURNED_WORDS; word++)
+  for (int word = 0; word < WORDS; word++)
 #pragma GCC unroll 2
     for (int n = 0; n < factors; n++) to[(word * factors + n) * apart] = widen(is_int8, (vu)x[word], n);
+#else
+  for (int first = 0; first < WORDS; first += 4, from += 16) {
+    vu x[4], pairs[4]; /* parts of 16 bytes of register j are of rows j, j + 4 and so on */
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++)
+#if defined(__AVX__)
+      x[j] = (vu)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps((const float *)(from + j * stride))),
+                                      _mm_loadu_ps((const float *)(from + (j + 4) * stride)), 1);
+#else
+      memcpy(&x[j], from + j * stride, sizeof x[j]);
+#endif
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) pairs[i] = interleave(i & 1, x[i >> 1], x[(i >> 1) + 2]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) x[i] = interleave(i & 1, pairs[i >> 1], pairs[(i >> 1) + 2]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+#pragma GCC unroll 2
+      for (int n = 0; n < factors; n++) to[((first + i) * factors + n) * apart] = widen(is_int8, x[i], n);
+  }
+#endif
 }
 
 /* Cache lines that are fetched while others are multiplied, `num` at a time. */
@@ -368,34 +374,28 @@ typedef struct {
 
 INLINE int factors_of(int is_int8) { return is_int8 ? INT8_FACTORS : FACTORS; }
 
-#define COPY_BYTES (WIDTH * STEP_BYTES)
-
-/* Where the weights of register `i` of step `step` of `w` lie, rows `stride` apart; or in `copy`, with zeros for outputs and inputs
-   behind the last. */
-INLINE const char *rows_of_step(const Weights *w, int64_t step, int i, char *copy, int64_t *stride) {
+/* Turns step `step` of `w` of register `i` of `registers`. Outputs and inputs behind the last are zeros. */
+INLINE void turn_step(int is_int8, const Weights *w, int64_t step, int i, int registers, vf *to) {
   const Product *p = w->product;
   const int64_t out = w->out + i * WIDTH, at = (w->step + step) * STEP_BYTES;
   const int64_t there = MIN(p->row_bytes - at, STEP_BYTES), outs = MIN(p->out - out, WIDTH);
   const char *from = p->weight + out * p->row_bytes + at;
-  *stride = p->row_bytes;
-  for (int j = 0; w->cold && j < WIDTH; j++) __builtin_prefetch(from + j * *stride + COLD_STEPS * STEP_BYTES, 0, 2);
-  if (there == STEP_BYTES && outs == WIDTH) return from;
-  memset(copy, 0, COPY_BYTES);
-  for (int64_t j = 0; j < outs; j++) memcpy(copy + j * STEP_BYTES, from + j * *stride, (size_t)there);
-  *stride = STEP_BYTES;
-  return copy;
+  char copy[WIDTH * STEP_BYTES];
+  int64_t stride = p->row_bytes;
+  for (int j = 0; w->cold && j < WIDTH; j++) __builtin_prefetch(from + j * stride + COLD_STEPS * STEP_BYTES, 0, 2);
+  if (there < STEP_BYTES || outs < WIDTH) {
+    memset(copy, 0, sizeof copy);
+    for (int64_t j = 0; j < outs; j++) memcpy(copy + j * STEP_BYTES, from + j * stride, (size_t)there);
+    from = copy, stride = STEP_BYTES;
+  }
+  turn_rows(is_int8, from, stride, to + i, registers);
 }
 
 INLINE void turn(int is_int8, int registers, const Weights *w, Ahead *ahead) {
   for (int i = 0; i < registers; i++)
     for (int64_t step = 0; step < w->steps; step++) {
       fetch(ahead);
-      char copy[COPY_BYTES];
-      int64_t stride;
-      const char *from = rows_of_step(w, step, i, copy, &stride);
-      vf *to = w->turned + step * WORDS * factors_of(is_int8) * registers + i;
-      for (int word = 0; word < WORDS; word += TURNED_WORDS)
-        turn_words(is_int8, from + word * 4, stride, to + word * factors_of(is_int8) * registers, registers);
+      turn_step(is_int8, w, step, i, registers, w->turned + step * WORDS * factors_of(is_int8) * registers);
     }
 }
 
@@ -520,22 +520,15 @@ INLINE void few_rows(int is_int8, int rows, int registers, const Weights *w, int
 #pragma GCC unroll 8
   for (int i = 0; i < rows * registers; i++) sums[i] = (vf){0};
   for (int64_t step = 0; step < w->steps; step++) {
-    char copies[MOST_REGISTERS * COPY_BYTES];
-    const char *from[MOST_REGISTERS];
-    int64_t strides[MOST_REGISTERS];
+    vf turned[WORDS * 2 * MOST_REGISTERS];
 #pragma GCC unroll 4
-    for (int i = 0; i < registers; i++) from[i] = rows_of_step(w, step, i, copies + i * COPY_BYTES, strides + i);
-    for (int word = 0; word < WORDS; word += TURNED_WORDS) {
-      vf turned[TURNED_WORDS * 2 * MOST_REGISTERS];
-#pragma GCC unroll 4
-      for (int i = 0; i < registers; i++) {
-        fetch(ahead);
-        turn_words(is_int8, from[i] + word * 4, strides[i], turned + i, registers);
-      }
-#pragma GCC unroll 32
-      for (int n = 0; n < TURNED_WORDS * factors; n++)
-        add_factor(is_int8, rows, registers, &at, (step * WORDS + word) * factors + n, turned + n * registers, sums);
+    for (int i = 0; i < registers; i++) {
+      fetch(ahead);
+      turn_step(is_int8, w, step, i, registers, turned);
     }
+    UNROLL_STEP
+    for (int n = 0; n < WORDS * factors; n++)
+      add_factor(is_int8, rows, registers, &at, step * WORDS * factors + n, turned + n * registers, sums);
   }
   end_tile(is_int8, rows, registers, w, &at, sums);
 }
@@ -601,7 +594,7 @@ INLINE Ahead weights_of(const char *weight, const Product *p, Block b) {
 INLINE void multiply_block(int is_int8, const Product *p, Block b, int cold, Ahead ahead) {
   const int64_t rows = b.end_row - b.first_row, registers = registers_of(rows), outs = registers * WIDTH;
   const int64_t fetches_of_tiles = rows / TILE_ROWS * WORDS * factors_of(is_int8) / FETCH_WORDS;
-  const int64_t fetches_of_outs = rows <= MOST_FEW ? registers * WORDS / TURNED_WORDS : registers + fetches_of_tiles;
+  const int64_t fetches_of_outs = registers + (rows > MOST_FEW ? fetches_of_tiles : 0);
   const int64_t fetches_of_step = (b.end - b.first + outs - 1) / outs * fetches_of_outs;
   ahead.num = (ahead.end - ahead.next) / STEP_BYTES / MAX(p->steps * fetches_of_step, 1) + 1;
   for (int64_t out = b.first; out < b.end; out += outs)
