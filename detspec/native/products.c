@@ -39,7 +39,7 @@
 #define MOST_FEW 8             /* rows that meet weights as soon as a step of them is turned */
 #if defined(__AVX512F__) || defined(__aarch64__) /* sums, and the x and weights of a word, fit into 32 registers, or into 16 */
 #define TILE_ROWS 4            /* rows that meet turned weights together */
-#define LEAST_ROWS 1           /* that do so, of the last ones */
+#define LEAST_ROWS 1           /* of the last tile: it has so many, 4 or TILE_ROWS */
 #define TILE_REGISTERS 4       /* of outputs that they meet */
 #else
 #define TILE_ROWS 6
@@ -555,7 +555,8 @@ INLINE const Product *product_of(const Products *all, int64_t *item) {
 /* The first output of an item. */
 INLINE int64_t first_out(const Product *p, int64_t item) { return item % num_blocks(p) * p->outs_of_item; }
 
-/* Registers of outputs that `rows` rows meet together. Where registers are short, there are enough sums to keep two units busy. */
+/* Registers of outputs that `rows` rows meet together. Short ones make eight sums, or four of a single row, so that multiply-adds
+   need not wait for each other. */
 INLINE int registers_of(int64_t rows) {
   if (rows > MOST_FEW) return TILE_REGISTERS;
   return WIDTH == LANES || rows > 4 ? 1 : rows > 1 ? 2 : 4;
