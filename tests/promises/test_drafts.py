@@ -22,6 +22,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.model.dense import with_fields
 from detspec.model.params import init_params
+from detspec.native.processor import cpu_facts
 from detspec.ops.attention import reference
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
@@ -180,8 +181,12 @@ def test_windows_of_one_row_and_of_four_have_the_same_bits():
 
 
 @pytest.mark.optimised
+@pytest.mark.skipif(
+    "avx512f" not in cpu_facts().get("flags", "").split(),
+    reason="without AVX-512 (seen on a Zen 3), XLA's products of a single row have the bits of those of several",
+)
 def test_control_windows_of_one_row_that_are_not_filled_up_have_other_bits(monkeypatch):
-    """Products of a single row have a code path of their own, on the CPU as elsewhere."""
+    """Products of a single row have a code path of their own, on many CPUs as elsewhere."""
     monkeypatch.setattr(reference, "MIN_TILE_ROWS", 1)
     max_len = FEW.length - 1  # no program of another test has this length
     assert scored_in_windows(1, max_len) != scored_in_windows(4, max_len)

@@ -26,7 +26,7 @@ from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
 
 MASK_VALUE = -1e30  # finite, so that a fully masked block has no nan
-MIN_TILE_ROWS = 2  # a one-row product takes another code path on the CPU, with other bits
+MIN_TILE_ROWS = 2  # a one-row product takes another code path on many CPUs, with other bits
 
 
 class Tiles(NamedTuple):
