@@ -1,6 +1,9 @@
 """Programs that come from memory, from files or from the compiler give the same bits."""
 
 import contextlib
+import ctypes
+import os
+import platform
 import shutil
 import threading
 from collections.abc import Iterator
@@ -15,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from detspec.compile_cache import VARIABLE, CompileCache
 from detspec.engine import programs
-from detspec.engine.compiled import ProgramCall, Programs
+from detspec.engine.compiled import ProgramCall, Programs, return_freed
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.sampling_params import SamplingParams
@@ -176,6 +179,59 @@ def test_second_program_is_traced_while_the_first_compiles():
     slow, fast = (found.start(ProgramCall(fn, None, (jnp.zeros(1),), {}), None) for fn in (Slow(), Fast()))
     assert slow.result(60) is True
     assert fast.result(60) == "compiled"
+
+
+def test_memory_is_returned_when_the_last_program_is_there(monkeypatch):
+    may_end, returned, were_compiling = threading.Event(), threading.Event(), []
+
+    class Quick:
+        __name__ = "quick"
+
+        def lower(self, *args):
+            return SimpleNamespace(compile=lambda: "compiled")
+
+    class Waiting:
+        __name__ = "waiting"
+
+        def lower(self, *args):
+            return SimpleNamespace(compile=lambda: may_end.wait(60))
+
+    def note() -> None:
+        were_compiling.append(found.is_compiling)
+        returned.set()
+
+    monkeypatch.setattr("detspec.engine.compiled.return_freed", note)
+    found = Programs()
+    quick, waiting = (found.start(ProgramCall(fn, None, (jnp.zeros(1),), {}), None) for fn in (Quick(), Waiting()))
+    quick.result(60)
+    may_end.set()
+    assert waiting.result(60) is True
+    assert returned.wait(60)
+    assert not any(were_compiling)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="return_freed asks glibc alone")
+def test_return_freed_gives_memory_back():
+    """64 MB in pieces; the last one stays, so glibc keeps those before it when they are freed, and would without a call."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    size, number = 1 << 16, 1 << 10
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    pieces = [libc.malloc(size) for _ in range(number)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, size)
+    used = resident_bytes()
+    for piece in pieces[:-1]:
+        libc.free(piece)
+    kept = resident_bytes()
+    return_freed()
+    returned = resident_bytes()
+    libc.free(pieces[-1])
+    assert used - kept < size * number / 8
+    assert kept - returned > size * number * 3 / 4
 
 
 @pytest.mark.slow
