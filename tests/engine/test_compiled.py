@@ -212,7 +212,7 @@ def test_memory_is_returned_when_the_last_program_is_there(monkeypatch):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="return_freed asks glibc alone")
 def test_return_freed_gives_memory_back():
-    """64 MB in pieces; the last one stays, so glibc keeps those before it when they are freed, and would without a call."""
+    """64 MB in pieces. The last one stays, so glibc keeps those before it after they are freed, until it is asked."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
     size, number = 1 << 16, 1 << 10
