@@ -21,7 +21,7 @@ WEIGHT = 0.5  # weight of a segment when a pace is followed
 MOST_GROWTH = 2.0  # a process that was held up once says little about the pace
 FEW_STEPS = 8  # a segment of fewer counts for less, in streams one of a single step for an eighth
 COMPARISONS = 7  # the latest that count, or more of few steps
-FIRST_RUNS = 3  # segments of each plan that show what it is worth, if it may win
+FIRST_RUNS = 3  # segments of each plan that show what it is worth
 TRIALS = 0.005  # share of the time that trials of plans that seem slower may cost
 PRIOR_WINDOWS = 4  # verified windows that the assumed acceptance counts as
 REMEMBERED_WINDOWS = 192  # older windows count less and less: texts change
@@ -329,12 +329,9 @@ def choose_plan(load: Load, facts: Facts, asked: int | None = None) -> Plan | No
     if len(plans) == 1:
         return plans[0]
     times = facts.times
-    # At first they take turns, but a draft has one if it loses even when all of it agrees. Then estimates decide.
-    sure_s = min(map(times.known, plans))  # of a token: each step commits one
-    loses = {plan for plan in plans if plan.num_drafts and times.known(plan) / plan.most_tokens > sure_s}
-    untried = [plan for plan in plans if times.runs(plan) < (1 if plan in loses else FIRST_RUNS)]
-    if untried:
-        return min(untried, key=times.runs)
+    seldom = min(plans, key=times.runs)
+    if times.runs(seldom) < FIRST_RUNS:  # at first they take turns; then estimates decide
+        return seldom
     tokens = {plan: step_tokens(load, plan, facts.acceptance) for plan in plans}
     best = choose({plan: times.known(plan) for plan in plans}, tokens)
     token_s = {plan: times.known(plan) / tokens[plan] for plan in plans}
