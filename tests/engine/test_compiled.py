@@ -182,13 +182,14 @@ def test_second_program_is_traced_while_the_first_compiles():
 
 
 def test_memory_is_returned_when_the_last_program_is_there(monkeypatch):
-    may_end, returned, were_compiling = threading.Event(), threading.Event(), []
+    """Not while the second one is being made, though the first is there."""
+    both_begun, may_end, returned = threading.Event(), threading.Event(), threading.Event()
 
     class Quick:
         __name__ = "quick"
 
         def lower(self, *args):
-            return SimpleNamespace(compile=lambda: "compiled")
+            return SimpleNamespace(compile=lambda: both_begun.wait(60))
 
     class Waiting:
         __name__ = "waiting"
@@ -196,18 +197,15 @@ def test_memory_is_returned_when_the_last_program_is_there(monkeypatch):
         def lower(self, *args):
             return SimpleNamespace(compile=lambda: may_end.wait(60))
 
-    def note() -> None:
-        were_compiling.append(found.is_compiling)
-        returned.set()
-
-    monkeypatch.setattr("detspec.engine.compiled.return_freed", note)
+    monkeypatch.setattr("detspec.engine.compiled.return_freed", returned.set)
     found = Programs()
     quick, waiting = (found.start(ProgramCall(fn, None, (jnp.zeros(1),), {}), None) for fn in (Quick(), Waiting()))
-    quick.result(60)
+    both_begun.set()
+    assert quick.result(60) is True
+    assert not returned.wait(0.2)
     may_end.set()
     assert waiting.result(60) is True
     assert returned.wait(60)
-    assert not any(were_compiling)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="return_freed asks glibc alone")
